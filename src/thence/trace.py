@@ -338,7 +338,13 @@ class Trace:
         return steps_answer.step_kinds(self.tables)
 
     def flame(
-        self, by: FlameBy | None = None, split: str = "none", idle: str = "steady", *, fold: bool = False
+        self,
+        by: FlameBy | None = None,
+        split: str = "none",
+        idle: str = "steady",
+        *,
+        fold: bool = False,
+        weight: str = "time",
     ) -> Flame:
         """GPU time as a flame graph: a prefix tree of frames in ``.nodes``.
 
@@ -350,15 +356,18 @@ class Trace:
             idle: which idle time has frames. ``steady``: all except that before and inside the first executions
                 of XLA programs. ``include``: all. ``exclude``: none.
             fold: whether equal layers of a model are one frame; by module, label or op_name.
+            weight: what the width of a frame is: ``time``, or ``headroom``, the time beyond what the device allows.
 
         Raises:
-            UsageError: ``by``, ``split`` or ``idle`` has another value, or ``by`` has no layers to fold.
-            MissingData: the trace holds no device activity.
+            UsageError: ``by``, ``split``, ``idle`` or ``weight`` has another value, or ``by`` has no layers to fold.
+            MissingData: the trace holds no device activity; or, for headroom, the peaks of its devices are not known.
         """
         usual = self.tree_kind if fold else time_by_place.default_kind(self.tables, FLAME_KINDS, "ops")
-        parts, shown = _choice(flame.Split, split), _choice(flame.Idle, idle)
+        parts, shown, width = _choice(flame.Split, split), _choice(flame.Idle, idle), _choice(flame.Weight, weight)
         # Cached, because the page of a report needs the same idle time.
-        graph = flame.flame(self.tables, by or usual, parts, shown, lambda _: self._idle_by_place, fold=fold)
+        graph = flame.flame(
+            self.tables, by or usual, parts, shown, lambda _: self._idle_by_place, fold=fold, weight=width
+        )
         return self._answer(replace(graph, notes=(*self._soundness.lines, *graph.notes)))
 
     @cached_property
@@ -476,6 +485,7 @@ class Trace:
             spread=self.spread(),
             idle=shown.idle(),
             soundness=self._soundness,
+            roofline=result_or_reason(lambda: shown.roofline(self.default_kind)),
             default_kind=self.default_kind,
         )
 
@@ -657,6 +667,7 @@ class Trace:
         scale: Sequence[str] = (),
         no_wait: Sequence[str] = (),
         on_time: Sequence[str] = (),
+        at_roofline: Sequence[str] = (),
     ) -> WhatIf:
         """Predicts the gain of changes, each on its own, by replaying the recorded program with the change.
 
@@ -669,12 +680,17 @@ class Trace:
             no_wait: waiting host calls that return at once: ``item``, ``all``, a kind of wait (``stream``,
                 ``event``, ``device``), or a regular expression that matches the place of the call.
             on_time: ranks that no other rank waits for in collectives, such as ``rank:3``.
+            at_roofline: work that takes as long as the device allows, as far as that is known, or that divided by a
+                share: ``module:mlp=0.8``.
 
         Raises:
             UsageError: a change cannot be parsed.
-            MissingData: the trace holds no device activity, or explains too little of when activities began.
+            MissingData: the trace holds no device activity, or explains too little of when activities began; or, with
+                ``at_roofline``, the peaks of its devices are not known.
         """
-        asked = {"free": free, "scale": scale, "no-wait": no_wait, "on-time": on_time}
+        asked = {
+            "free": free, "scale": scale, "at-roofline": at_roofline, "no-wait": no_wait, "on-time": on_time
+        }  # fmt: skip
         parsed = [changes.parse_change(action, text) for action, texts in asked.items() for text in texts]
         found = whatif_answer.what_if(self.whole, self._program, parsed)
         return self._answer(replace(found, path=self._path_summary))
@@ -845,6 +861,10 @@ class Trace:
     def plot_by(self, by: By = "kernel", top: int = 15) -> Chart:
         """The ``top`` largest rows of ``report(by)``."""
         return charts.by_chart(self.report(by), top)
+
+    def plot_roofline(self, by: By = "shape") -> Chart:
+        """TFLOP/s against FLOP per byte of each row of ``roofline(by)``, and what the GPU allows."""
+        return charts.roofline_chart(self.roofline(by))
 
     def plot_flame(self, by: FlameBy | None = None) -> Chart:
         """The flame graph; ``thence flame`` writes a page with zoom, search and filters."""

@@ -14,6 +14,7 @@ import pytest
 import thence
 from helpers import run_thence
 from thence.model.peaks import Peaks
+from work_traces import BF16_TFLOPS, Work
 
 DATA = Path(__file__).parents[1] / "data" / "torch"
 COMPILED = DATA / "torch_compile_rank0.json.gz"
@@ -105,7 +106,7 @@ def test_a_device_of_unknown_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(thence.MissingData, match=r"peaks of NVIDIA Unheard are not known; --peak"):
         thence.open(tmp_path / "trace.json").roofline()
     arguments = ("roofline", tmp_path / "trace.json", "--by", "op", "--format", "json")
-    done = run_thence(*arguments, "--peak", "bf16=989", "--bandwidth", "4814")
+    done = run_thence(*arguments, "--peak", "fp16=989", "--bandwidth", "4814")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["schema"] == 1
@@ -120,3 +121,107 @@ def test_peaks_that_say_too_little_are_refused(options: list[str]) -> None:
     done = run_thence("roofline", COMPILED, *options)
     assert done.returncode == 2
     assert b"--peak" in done.stderr
+
+
+def test_mfu_leaves_out_what_is_recomputed(tmp_path: Path) -> None:
+    """Four steps of 1 ms with a product of 4096^3 each, and in the backward pass of a checkpoint the same again."""
+    made = Work()
+    for number in range(4):
+        start = 1000.0 * number
+        made.host = start + 1
+        made.range(f"ProfilerStep#{number}", "user_annotation", start, start + 1000.0)
+        made.call("aten::mm", [[4096, 4096], [4096, 4096]], ("gemm_bf16", 200.0))
+        made.call("aten::mm", [[4096, 4096], [4096, 4096]], ("gemm_bf16", 250.0))
+    trace = made.opened(tmp_path)
+    found = trace.roofline("kernel")
+    once = 2 * 4096**3
+    (row,) = found.steps.iter_rows(named=True)
+    assert row["steps"] == 3, "the first is left out"
+    assert row["flop"] == 3 * 2 * once
+    assert row["hfu"] == pytest.approx(2 * once / BF16_TFLOPS / 1e9, rel=1e-6), "over a step of 1 ms"
+    assert row["mfu"] == row["hfu"], "nothing tells that the second product is recomputed"
+    assert row["known_share"] == 1
+
+
+def test_what_if_work_ran_at_its_roofline(tmp_path: Path) -> None:
+    """Products of 250 us that the host launches ahead of the device: at 80 % of the roofline each is shorter."""
+    made = Work()
+    for _ in range(40):
+        made.call("aten::mm", [[4096, 4096], [4096, 4096]], ("gemm_bf16", 250.0))
+        made.call("aten::strange", [[8]], ("other", 20.0))
+    trace = made.opened(tmp_path)
+    ideal_us = 2 * 4096**3 / BF16_TFLOPS / 1e6
+    rows = {
+        row["change"]: row for row in trace.whatif(at_roofline=["op:mm=0.8", "op:strange"]).rows.iter_rows(named=True)
+    }
+    gained = rows["at-roofline op:mm=0.8"]
+    assert gained["gain_ns"] == pytest.approx(40 * 1e3 * (250 - ideal_us / 0.8), rel=0.01)
+    assert rows["at-roofline op:strange"]["verdict"] == "absent", "its roofline is not known"
+
+
+@pytest.mark.parametrize("text", ["op:mm=0", "op:mm=1.5", "cause:host", "mm", "op:"])
+def test_changes_to_a_roofline_that_cannot_be_are_refused(trace: thence.Trace, text: str) -> None:
+    with pytest.raises(thence.UsageError, match="--at-roofline takes"):
+        trace.whatif(at_roofline=[text])
+
+
+def test_a_part_of_the_work_has_no_mfu(trace: thence.Trace) -> None:
+    assert trace.roofline("kernel").steps.height == 1
+    assert trace.select(only="gemm|nvjet").roofline("kernel").steps.is_empty()
+
+
+def test_shapes_are_a_kind_of_place(trace: thence.Trace) -> None:
+    rows = trace.report("shape").rows
+    names = rows["name"].cast(pl.String).drop_nulls().to_list()
+    assert any(name.startswith("aten::mm bf16[2048,512] bf16[512,2048]") for name in names)
+    assert rows["total_ns"].sum() == trace.tables.gpu["duration"].sum()
+
+
+def test_diff_tells_other_work_from_other_use(tmp_path: Path) -> None:
+    """Before: 250 us for 4096^3. After: twice the columns in 600 us, so 100 us more than twice the time."""
+    sides = []
+    for name, columns, duration in (("before", 4096, 250.0), ("after", 8192, 600.0)):
+        made = Work()
+        for number in range(5):
+            made.host = made.now = 1000.0 * number
+            made.range(f"ProfilerStep#{number}", "user_annotation", made.host, made.host + 1000.0)
+            made.call("aten::mm", [[4096, 4096], [4096, columns]], ("gemm_bf16", duration))
+        (tmp_path / name).mkdir()
+        sides.append(made.opened(tmp_path / name))
+    found = sides[0].diff(sides[1])
+    assert found.work is not None
+    row = found.work.filter(pl.col("by") == "op").row(0, named=True)
+    ideal_ns = 2 * 4096**3 / BF16_TFLOPS / 1e3
+    assert row["difference_ns"] == pytest.approx(350_000)
+    assert row["work_ns"] == pytest.approx(ideal_ns, rel=1e-6)
+    assert row["use_ns"] == pytest.approx(350_000 - ideal_ns, rel=1e-6)
+    assert any("by the work (FLOP +100.0 %" in text for text in found.explanation)
+
+
+def test_work_of_one_side_alone_is_not_compared() -> None:
+    known, unknown = (thence.open(DATA / name) for name in ("torch_eager_rank0.json.gz", "graph_replay_rank0.json.gz"))
+    assert known.diff(unknown).work is None
+
+
+def test_frames_by_headroom_add_up_to_it(trace: thence.Trace) -> None:
+    flame = trace.flame("ops", weight="headroom")
+    assert flame.total_ns == pytest.approx(trace.roofline("kernel").totals["headroom_ns"], abs=trace.tables.gpu.height)
+    assert flame.title.startswith("Headroom by")
+    assert not flame.nodes["idle"].fill_null(value=False).any()
+
+
+def test_the_chart_has_the_rows_and_the_roofs(trace: thence.Trace) -> None:
+    chart = trace.plot_roofline("op")
+    frame = chart.to_frame()
+    dots = {row["name"]: row for row in frame.iter_rows(named=True) if row["name"]}
+    assert dots["aten::mm"]["tflops"] == trace.roofline("op").rows.filter(pl.col("name") == "aten::mm")["tflops"][0]
+    roof = frame.filter(pl.col("series").str.starts_with("bfloat16"))
+    assert roof["tflops"].max() == pytest.approx(H200["bfloat16"])
+    assert roof["intensity"][1] == pytest.approx(1e3 * H200["bfloat16"] / H200["gbps"]), "the ridge"
+    assert "<svg" in chart.to_html()
+
+
+def test_counters_of_flop_return_to_zero(trace: thence.Trace) -> None:
+    rate = trace.timeline().counters.filter(pl.col("counter") == "FLOP rate")
+    assert rate["value"].max() > 100
+    assert rate["value"][-1] == 0

@@ -87,6 +87,29 @@ def test_nodes_without_a_place_and_files_of_version_1_are_as_they_were(tmp_path:
     assert after.graphs[0].nodes.equals(before.graphs[0].nodes)
 
 
+def with_calls(**changes: Any) -> Any:
+    document = with_places(0, 1)
+    places = [{"call": ["aten::mm", 0, 0, 2]}, {"call": ["aten::mm", 0, 1, 2]}]
+    return document | {"version": 3, "places": places, "inputs": ['{"dims":[[2,3]]}'], **changes}
+
+
+def test_places_of_version_3_have_the_call_of_the_operator(tmp_path: Path) -> None:
+    labels = read_labels(written(tmp_path / "labels.json", with_calls()))
+    calls = [labels.labels[n].place.call for n in labels.graphs[0].nodes["label"]]  # type: ignore[union-attr]
+    assert [(c.name, c.inputs, c.node, c.nodes) for c in calls if c is not None] == [
+        ("aten::mm", '{"dims":[[2,3]]}', 0, 2), ("aten::mm", '{"dims":[[2,3]]}', 1, 2)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "call", [["aten::mm", 1, 0, 1], ["aten::mm", 0, 2, 2], ["aten::mm", -1, 0, 1], ["aten::mm", 0]]
+)
+def test_calls_that_cannot_be_are_refused(tmp_path: Path, call: list[Any]) -> None:
+    document = with_calls(places=[{"call": call}, {}])
+    with pytest.raises(DamagedInput):
+        read_labels(written(tmp_path / "labels.json", document))
+
+
 def test_a_place_that_is_not_there_is_refused(tmp_path: Path) -> None:
     for places in ((0, 2), (0, -2), (0,)):
         with pytest.raises(DamagedInput, match="place"):
@@ -155,7 +178,7 @@ def test_what_is_wrong_in_a_file_is_refused(tmp_path: Path, wrong: Callable[[Any
 
 def test_other_versions_and_formats_are_told_apart(tmp_path: Path) -> None:
     path = tmp_path / "labels.json"
-    for version in (0, 3):
+    for version in (0, 4):
         with pytest.raises(UnknownFormat, match=rf"version {version}.*update thence"):
             read_labels(written(path, small().document(version=version)))
     with pytest.raises(UnknownFormat, match="another format"):

@@ -1,9 +1,8 @@
-"""How well the GPU was used: FLOP, bytes and the roofline of each place, and what it could gain.
+"""How well the GPU was used: FLOP, bytes and the roofline of each place and step, and what it could gain.
 
-For each activity the roofline is the shortest time that its device allows: the longer of FLOP / peak of the data type
-and bytes / memory bandwidth. Headroom is the rest of its time. Both are summed over activities, never computed from
-sums over different data types, so they add up to the modelled time. Work without a model has no headroom; its time is
-listed with the reason. Williams, Waterman, Patterson: "Roofline" (2009).
+The roofline of an activity is the shortest time that its device allows (`thence.analysis.activity_rooflines`). Headroom
+is the rest of its time. Both are summed over activities, never computed from sums over different data types, so they
+add up to the modelled time. Work without a model has no headroom; its time is listed with the reason.
 """
 
 from __future__ import annotations
@@ -13,36 +12,31 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.analysis.grouping.data_types import data_types
-from thence.analysis.grouping.kernel_groups import communicates
+from thence.analysis.activity_rooflines import BOUNDS, REASONS, activity_rooflines, known_peaks
 from thence.analysis.grouping.time_by_place import heading_of, time_by_place
-from thence.attribution.work.activity_work import activity_work
+from thence.analysis.steps.windows import selected_steps
 from thence.errors import MissingData
-from thence.model.answer import Answer, Lines, TableView, close, must
+from thence.model.answer import Answer, Lines, TableView, close, must, result_or_reason
 from thence.model.kernel_names import short_names
-from thence.model.peaks import DTYPES, Peaks, peaks_of
-from thence.model.thresholds import SHORT_KERNEL_NS
-from thence.units import format_ns, format_share
+from thence.model.phases import Phase
+from thence.units import format_ns, format_share, several
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from thence.model.attributed import Attributed
+    from thence.model.peaks import Peaks
 
-REASONS: Mapping[str, str] = {
-    "no_operator": "it was launched by no operator whose inputs are recorded: torch.profiler records them with "
-    "record_shapes=True, and in CUDA graphs only the eager run or the capture has operators",
-    "no_model": "the operator's inputs are recorded, but nothing says how many bytes it moves, or they are lists "
-    "whose shapes are not recorded",
-    "communication": "it communicates; its ceiling is a link, which is not modelled",
-    "link": "it copies between host and device, whose link is not modelled",
-    "no_peak": "the peak of its data type on this device is not known",
-}
-"""Why an activity has no roofline, by code."""
 _HEADINGS = {
     "total_ns": "total", "headroom_ns": "headroom", "share": "of headroom", "bound": "bound by", "tflops": "TFLOP/s",
-    "gbps": "GB/s", "peak_share": "of roofline", "modelled_share": "modelled", "count": "count",
+    "gbps": "GB/s", "intensity": "FLOP/byte", "peak_share": "of roofline", "modelled_share": "modelled",
+    "count": "count",
 }  # fmt: skip
+STEPS = {
+    "rank": pl.Int32(), "device": pl.Int32(), "steps": pl.Int64(), "duration_ns": pl.Int64(), "flop": pl.Float64(),
+    "recomputed_flop": pl.Float64(), "mfu": pl.Float64(), "hfu": pl.Float64(), "known_share": pl.Float64(),
+}  # fmt: skip
+"""Columns of `Roofline.steps`."""
 
 
 @dataclass(frozen=True)
@@ -55,23 +49,37 @@ class Roofline(Answer):
         peaks: of each device, with their source.
         totals: total_ns, flop_modelled_ns (time of activities with known FLOP), bytes_only_ns (with bytes alone), flop,
             bytes, roofline_ns (of modelled time), headroom_ns.
+        steps: the typical steps of each device: their number, the sum of their durations, flop and recomputed_flop of
+            the work that they launched, mfu and hfu (null if no FLOP are known), and known_share, the share of the
+            time of that work whose FLOP or bytes are known. Empty without steps, or if only a part of the work is
+            selected.
         rows: name (null: no place), count, total_ns, modelled_ns, flop, bytes, tflops (10^12 FLOP/s in the time with
-            FLOP), gbps (10^9 bytes/s in the time with bytes), bound (what limits most of its roofline: compute, memory,
-            latency; unknown if nothing is modelled), roofline_ns, headroom_ns, peak_share (roofline_ns / modelled_ns),
-            modelled_share, share (of headroom); the largest headroom first.
+            FLOP), gbps (10^9 bytes/s in the time with bytes), intensity (FLOP / bytes of activities that have both),
+            bound (of `BOUNDS`, what limits most of its modelled time; unknown if nothing is modelled), roofline_ns,
+            headroom_ns, peak_share (roofline_ns / modelled_ns), modelled_share, share (of headroom); the largest
+            headroom first. Null where nothing is known.
         reasons: code, total_ns and text of time without a roofline.
+        dtypes: data types of the FLOP, that with most FLOP first.
     """
 
     by: str
     heading: str
     peaks: tuple[tuple[int, int, Peaks], ...]
-    totals: Mapping[str, float]
+    totals: Mapping[str, float | None]
+    steps: pl.DataFrame
     rows: pl.DataFrame
     reasons: pl.DataFrame
+    dtypes: tuple[str, ...] = ()
+
+    @property
+    def modelled_share(self) -> float:
+        """Share of the GPU time that has a model."""
+        modelled = (self.totals["flop_modelled_ns"] or 0) + (self.totals["bytes_only_ns"] or 0)
+        return modelled / max(self.totals["total_ns"] or 0, 1)
 
     def about(self) -> tuple[str, ...]:
         """See `Answer`."""
-        totals = self.totals
+        totals = {name: value or 0 for name, value in self.totals.items()}
         modelled = totals["flop_modelled_ns"] + totals["bytes_only_ns"]
         whole = max(totals["total_ns"], 1)
         flop, alone = (format_share(totals[name] / whole, 1) for name in ("flop_modelled_ns", "bytes_only_ns"))
@@ -79,7 +87,15 @@ class Roofline(Answer):
             f"GPU time {format_ns(totals['total_ns'])}: {flop} with known FLOP, {alone} with known bytes alone; "
             f"{format_ns(modelled)} that have a model would take {format_ns(totals['roofline_ns'])} at the roofline"
         )
-        return (text,)
+        return (text, *self._step_texts())
+
+    def _step_texts(self) -> Iterator[str]:
+        for row in self.steps.drop_nulls("mfu").iter_rows(named=True):
+            yield (
+                f"rank {row['rank']} GPU {row['device']}: MFU {format_share(row['mfu'], 1)}, HFU "
+                f"{format_share(row['hfu'], 1)} of {several(row['steps'], 'step')} "
+                f"({format_share(row['known_share'], 1)} of their GPU time with known FLOP or bytes)"
+            )
 
     def views(self) -> tuple[TableView | Lines, ...]:
         """See `Answer`."""
@@ -88,7 +104,7 @@ class Roofline(Answer):
             names = rows["name"].cast(pl.String)
             rows = rows.with_columns(name=names.replace(short_names(names.drop_nulls().to_list())))
         return (
-            Lines(((self.about()[0], ""),)),
+            Lines(tuple((text, "") for text in self.about())),
             TableView(rows, {"name": self.heading, **_HEADINGS}, rows_shown=20, bar="headroom_ns"),
         )
 
@@ -118,9 +134,14 @@ class Roofline(Answer):
                 for dtype, value in peaks.tflops.items()
             ],
             "totals": dict(self.totals),
+            "steps": self.steps,
             "rows": self.rows,
             "reasons": self.reasons,
         }  # fmt: skip
+
+    def to_frame(self) -> pl.DataFrame:
+        """The rows, with full names."""
+        return self.rows
 
     def self_check(self) -> None:
         """See `Answer`."""
@@ -128,7 +149,9 @@ class Roofline(Answer):
         times = {name: float(rows[f"{name}_ns"].sum()) for name in ("total", "modelled", "roofline", "headroom")}
         inputs = self.caveats.inputs
         must(
-            inputs, close(times["total"], self.totals["total_ns"]), "the rows of the roofline do not add up to the time"
+            inputs,
+            close(times["total"], self.totals["total_ns"] or 0),
+            "the rows of the roofline do not add up to the time",
         )
         adds_up = close(times["modelled"], times["roofline"] + times["headroom"])
         must(inputs, adds_up, "roofline and headroom do not add up to the modelled time")
@@ -148,17 +171,13 @@ def roofline(trace: Attributed, by: str, given: Peaks | None = None) -> Roofline
     """
     if trace.gpu.is_empty():
         raise MissingData(f"{', '.join(trace.meta.inputs)}: there is no device activity")
-    peaks = _peaks(trace, given)
-    activities = _activities(trace, peaks)
-    parts = time_by_place(trace, by).select("gpu", name="place", part="duration")
-    row = pl.col("gpu").cast(pl.UInt32)
-    shared = parts.hstack(activities[parts.select(row).to_series()].drop("rank", "device"))
-    share = pl.when(pl.col("duration") > 0).then(pl.col("part") / pl.col("duration")).otherwise(0.0)
-    shared = shared.with_columns(pl.col(name) * share for name in ("flop", "bytes", "roofline_ns"))
-    rows = _summed(shared.group_by("name", maintain_order=True)).sort("headroom_ns", "total_ns", descending=True)
+    peaks = known_peaks(trace, given)
+    activities = activity_rooflines(trace, peaks)
+    shared = shared_among_places(time_by_place(trace, by), activities)
+    rows = summed(shared.group_by("name", maintain_order=True)).sort("headroom_ns", "total_ns", descending=True)
     rows = rows.with_columns(share=pl.col("headroom_ns") / max(float(rows["headroom_ns"].sum()), 1.0))
-    totals = _summed(shared.with_columns(name=pl.lit(0)).group_by("name")).row(0, named=True)
-    with_flop = int(activities.filter(pl.col("reason").is_null(), pl.col("flop").is_not_null())["duration"].sum())
+    totals = summed(shared.with_columns(name=pl.lit(0)).group_by("name")).row(0, named=True)
+    with_flop = int(activities.filter(pl.col("flop").is_not_null())["duration"].sum())
     reasons = (
         activities.filter(pl.col("reason").is_not_null())
         .group_by(code="reason")
@@ -176,100 +195,106 @@ def roofline(trace: Attributed, by: str, given: Peaks | None = None) -> Roofline
             "bytes_only_ns": totals["modelled_ns"] - with_flop,
             **{name: totals[name] for name in ("flop", "bytes", "roofline_ns", "headroom_ns")},
         },
+        step_utilisation(trace, activities),
         rows,
         reasons,
+        tuple(
+            activities.drop_nulls("flop")
+            .group_by("dtype")
+            .agg(pl.col("flop").sum())
+            .sort("flop", "dtype", descending=[True, False])["dtype"]
+            .drop_nulls()
+        ),
     )
 
 
-def _peaks(trace: Attributed, given: Peaks | None) -> dict[tuple[int, int], Peaks]:
-    """The peaks of each device by rank and device; devices of unknown peaks are left out."""
-    pairs = trace.gpu.select("rank", "device").unique().sort("rank", "device").rows()
-    if given is not None:
-        return dict.fromkeys(pairs, given)
-    names = {(device.rank, device.device): device.name or "" for device in trace.meta.devices}
-    found = {pair: peaks for pair in pairs if (peaks := peaks_of(names.get(pair, ""))) is not None}
-    if not found:
-        unknown = sorted({names.get(pair) or "a device without a name" for pair in pairs})
-        raise MissingData(
-            f"{', '.join(trace.meta.inputs)}: the peaks of {', '.join(unknown)} are not known; "
-            "--peak bfloat16=989 --bandwidth 3350 states them (TFLOP/s without sparsity, and GB/s)"
+def shared_among_places(parts: pl.DataFrame, activities: pl.DataFrame) -> pl.DataFrame:
+    """Work and roofline of each part of an activity at a place.
+
+    Args:
+        parts: as `time_by_place` returns them.
+        activities: as `activity_rooflines` returns them.
+
+    Returns:
+        columns name (the place), part (ns) and those of ``activities``, with the part's share of work and roofline.
+    """
+    placed = parts.select("gpu", name="place", part="duration")
+    row = pl.col("gpu").cast(pl.UInt32)
+    shared = placed.hstack(activities[placed.select(row).to_series()].drop("rank", "device"))
+    share = pl.when(pl.col("duration") > 0).then(pl.col("part") / pl.col("duration")).otherwise(0.0)
+    return shared.with_columns(pl.col(name) * share for name in ("flop", "bytes", "compute_ns", "roofline_ns"))
+
+
+def step_utilisation(trace: Attributed, activities: pl.DataFrame) -> pl.DataFrame:
+    """MFU and HFU of the typical steps of each device, in the columns of `STEPS`.
+
+    MFU is the time that the FLOP of the model would take at the peaks of their data types, over the duration of the
+    steps; HFU counts recomputed forward passes, too.
+
+    Args:
+        trace: attributed; if a part of its work is selected, nothing is returned.
+        activities: as `activity_rooflines` returns them.
+    """
+    selection = trace.selection
+    whole = selection.of_ranks_and_devices_only or (selection.steps is not None and not selection.only)
+    steps = result_or_reason(lambda: selected_steps(trace)).result if whole else None
+    if steps is None:
+        return pl.DataFrame(schema=STEPS)
+    typical = steps.typical.select("rank", "device", "row", "duration")
+    durations = typical.group_by("rank", "device").agg(
+        steps=pl.len().cast(pl.Int64), duration_ns=pl.col("duration").sum()
+    )
+    recomputed = (trace.places["phase"].cast(pl.String) == Phase.RECOMPUTE.value).fill_null(value=False)
+    launched = activities.with_columns(row=trace.places["step_row"].cast(pl.Int64), again=recomputed).join(
+        typical.select("rank", "device", "row"), on=["rank", "device", "row"], how="semi", maintain_order="left"
+    )
+    compute, known = pl.col("compute_ns"), pl.col("reason").is_null()
+    work = launched.group_by("rank", "device").agg(
+        flop=_known_sum("flop"),
+        recomputed_flop=pl.col("flop").filter("again").sum(),
+        model_ns=compute.filter(~pl.col("again")).sum(),
+        hardware_ns=_known_sum("compute_ns"),
+        known_share=pl.col("duration").filter(known).sum() / pl.col("duration").sum(),
+    )
+    hardware = pl.col("hardware_ns")
+    return (
+        durations.join(work, on=["rank", "device"])
+        .with_columns(
+            mfu=pl.when(hardware.is_not_null()).then(pl.col("model_ns") / pl.col("duration_ns")),
+            hfu=hardware / pl.col("duration_ns"),
         )
-    return found
-
-
-def _activities(trace: Attributed, peaks: Mapping[tuple[int, int], Peaks]) -> pl.DataFrame:
-    """Rank, device, duration, flop, bytes, roofline_ns, bound and reason of each activity; null where unknown."""
-    types = data_types(trace)
-    ceilings = pl.DataFrame(
-        [
-            (rank, device, dtype, found.tflops.get(dtype or ""), found.gbps)
-            for (rank, device), found in peaks.items()
-            for dtype in (*DTYPES, None)
-        ],
-        schema={"rank": pl.Int32, "device": pl.Int32, "dtype": pl.String, "tflops": pl.Float64, "gbps": pl.Float64},
-        orient="row",
-    )  # fmt: skip
-    activities = (
-        trace.gpu.select("rank", "device", "kind", "duration", communicates=communicates(trace), name=pl.col("name"))
-        .hstack(activity_work(trace, types))
-        .join(ceilings, on=["rank", "device", "dtype"], how="left", maintain_order="left", nulls_equal=True)
+        .sort("rank", "device")
+        .select(pl.col(name).cast(dtype) for name, dtype in STEPS.items())
     )
-    flop_ns = pl.col("flop") / pl.col("tflops") / 1e3  # FLOP / (TFLOP/s) = 1e-12 s; in ns
-    bytes_ns = pl.col("bytes") / pl.col("gbps")
-    link = (pl.col("kind") == "memcpy") & pl.col("name").cast(pl.String).str.contains("HtoD|DtoH|PtoP")
-    reason = (
-        pl.when("communicates").then(pl.lit("communication"))
-        .when(link).then(pl.lit("link"))
-        .when(pl.col("flop").is_null() & pl.col("bytes").is_null() & pl.col("operator").is_null())
-        .then(pl.lit("no_operator"))
-        .when(pl.col("flop").is_null() & pl.col("bytes").is_null()).then(pl.lit("no_model"))
-        .when((pl.col("flop").is_not_null() & pl.col("tflops").is_null()) | pl.col("gbps").is_null())
-        .then(pl.lit("no_peak"))
-    )  # fmt: skip
-    ideal = pl.max_horizontal(flop_ns, bytes_ns)
-    bound = (
-        pl.when((pl.col("duration") <= SHORT_KERNEL_NS) & (ideal < pl.col("duration") / 2)).then(pl.lit("latency"))
-        .when(flop_ns.fill_null(0) >= bytes_ns.fill_null(0)).then(pl.lit("compute"))
-        .otherwise(pl.lit("memory"))
-    )  # fmt: skip
-    known = pl.col("reason").is_null()
-    return activities.with_columns(reason=reason).select(
-        "rank", "device", "duration", "reason",
-        flop=pl.when(known).then("flop"),
-        bytes=pl.when(known).then("bytes"),
-        roofline_ns=pl.when(known).then(pl.min_horizontal(ideal, pl.col("duration").cast(pl.Float64))),
-        bound=pl.when(known).then(bound),
-    )  # fmt: skip
 
 
-def _summed(groups: Any) -> pl.DataFrame:
-    """The rows of `Roofline.rows` of groups of parts of activities."""
-    known = pl.col("reason").is_null()
-    time = pl.col("part")
+def _known_sum(column: str) -> pl.Expr:
+    """The sum; null if no value is known."""
+    return pl.when(pl.col(column).is_not_null().any()).then(pl.col(column).sum())
 
-    def limited(bound: str) -> pl.Expr:
-        return time.filter(known & (pl.col("bound") == bound)).sum()
 
+def summed(groups: Any) -> pl.DataFrame:
+    """The rows of `Roofline.rows`, without share, of groups of what `shared_among_places` returns."""
+    known, time = pl.col("reason").is_null(), pl.col("part")
+    both = pl.col("flop").is_not_null() & pl.col("bytes").is_not_null()
     frame: pl.DataFrame = groups.agg(
         count=pl.len(),
         total_ns=time.sum(),
         modelled_ns=time.filter(known).sum(),
-        flop=pl.col("flop").sum(),
-        bytes=pl.col("bytes").sum(),
-        tflops=pl.col("flop").sum() / time.filter(known & pl.col("flop").is_not_null()).sum() / 1e3,
-        gbps=pl.col("bytes").sum() / time.filter(known & pl.col("bytes").is_not_null()).sum(),
+        flop=_known_sum("flop"),
+        bytes=_known_sum("bytes"),
+        tflops=_known_sum("flop") / time.filter(pl.col("flop").is_not_null()).sum() / 1e3,
+        gbps=_known_sum("bytes") / time.filter(pl.col("bytes").is_not_null()).sum(),
+        intensity=pl.col("flop").filter(both).sum() / pl.col("bytes").filter(both).sum(),
         roofline_ns=pl.col("roofline_ns").sum(),
-        compute=limited("compute"), memory=limited("memory"), latency=limited("latency"),
-    )  # fmt: skip
-    largest = pl.max_horizontal("compute", "memory", "latency")
+        **{bound: time.filter(pl.col("bound") == bound).sum() for bound in BOUNDS},
+    )
+    largest = pl.max_horizontal(BOUNDS)
+    decides = pl.coalesce(pl.when(pl.col(bound) == largest).then(pl.lit(bound)) for bound in BOUNDS)
     return frame.with_columns(
         headroom_ns=pl.col("modelled_ns") - pl.col("roofline_ns"),
         peak_share=pl.when(pl.col("modelled_ns") > 0).then(pl.col("roofline_ns") / pl.col("modelled_ns")),
         modelled_share=pl.when(pl.col("total_ns") > 0).then(pl.col("modelled_ns") / pl.col("total_ns")),
-        bound=pl.when(pl.col("modelled_ns") == 0).then(pl.lit("unknown"))
-        .when(pl.col("compute") == largest).then(pl.lit("compute"))
-        .when(pl.col("memory") == largest).then(pl.lit("memory"))
-        .otherwise(pl.lit("latency")),
-        tflops=pl.when(pl.col("tflops").is_finite()).then("tflops"),
-        gbps=pl.when(pl.col("gbps").is_finite()).then("gbps"),
-    ).drop("compute", "memory", "latency")  # fmt: skip
+        bound=pl.when(pl.col("modelled_ns") == 0).then(pl.lit("unknown")).otherwise(decides),
+        **{name: pl.when(pl.col(name).is_finite()).then(name) for name in ("tflops", "gbps", "intensity")},
+    ).drop(BOUNDS)

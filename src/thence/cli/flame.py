@@ -38,6 +38,7 @@ Examples:
   thence flame traces/ --rank 3 --split phase -o flame.html   forward, backward ... apart
   thence flame trace.json.gz --by module --fold -o layers.html   all layers of a model as one frame
   thence flame trace.json.gz --by ops -o ops.speedscope.json
+  thence flame trace.json.gz --weight headroom -o headroom.html
   thence flame trace.json.gz -o flame.svg                     an image for a document or notebook
   thence flame trace.json.gz -o - | inferno-flamegraph > interactive.svg
 """
@@ -71,6 +72,11 @@ Examples:
     choices=("steady", "include", "exclude"),
     meaning="Idle GPU time that is shown. steady: all except before and during the first executions of XLA programs "
     "(compilation). include: all. exclude: none.",
+)
+@choice_option(
+    "--weight",
+    choices=("time", "headroom"),
+    meaning="What the width of a frame is. headroom: GPU time beyond what the GPU allows (thence roofline).",
 )
 @force_option
 def command(inputs: Inputs, output: str, force: bool, **options: Any) -> None:  # noqa: FBT001 - a click flag

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from thence.cli.inputs import Inputs, trace_options
+from thence.cli.messages import put, say
 from thence.cli.output import Result, choice_option, result_options
 from thence.errors import UsageError
 from thence.model.peaks import DTYPES, SHORT_NAMES, Peaks
@@ -20,6 +21,7 @@ Examples:
   thence roofline trace.json.gz --by module
   thence roofline traces/ --by kernel --steps typical --format json
   thence roofline trace.json.gz --peak bf16=989 --bandwidth 3350
+  thence roofline --measure-peaks
 
 The roofline of an activity is the shortest time that its GPU allows: FLOP divided by the peak of the
 data type, or bytes divided by the bandwidth of memory, whichever is longer. Headroom is the rest of its
@@ -31,7 +33,13 @@ the reasons are listed with their time. Peaks are without sparsity.
   compute    FLOP decide the roofline of most of the row's time
   memory     bytes decide it
   latency    kernels of at most 5 us that take more than twice their roofline
+  link       communication and copies between devices, or with the host: the link decides it
+  cache      bytes that come from the cache faster than memory could deliver them
   unknown    nothing of the row has a model
+
+MFU of a step is the time that its FLOP would take at the peaks of their data types, over its duration;
+recomputed forward passes count in HFU only. --measure-peaks measures on this machine what its GPU
+attains, in ten seconds with PyTorch, and prints it as --peak and --bandwidth.
 """
 
 
@@ -49,11 +57,32 @@ def _peak(text: str) -> tuple[str, float]:
     return dtype, tflops
 
 
+def _measure(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:  # noqa: FBT001 - click calls it
+    """Measures and prints the peaks, and ends."""
+    if not asked or ctx.resilient_parsing:
+        return
+    from thence.timing.measured_peaks import measured_peaks
+
+    found = measured_peaks()
+    options = [f"--peak {dtype}={tflops:.1f}" for dtype, tflops in found.tflops.items()]
+    say(f"{found.device}, {found.source}:")
+    put(" ".join([*options, f"--bandwidth {found.gbps:.0f}"]) + "\n")
+    ctx.exit()
+
+
 @click.command("roofline", epilog=_EXAMPLES)
 @trace_options("rank", "device", "steps", "window", "only", "program", "own", "hlo")
 @choice_option("--by", choices=("module", *(by for by in BY if by != "module")), meaning="What a row of the table is.")
 @click.option("--peak", "peaks", multiple=True, metavar="TYPE=TFLOPS", help="Peak of a data type on all devices.")
 @click.option("--bandwidth", type=click.FloatRange(min=0, min_open=True), help="GB/s of memory, with --peak.")
+@click.option(
+    "--measure-peaks",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_measure,
+    help="Measure what this machine's GPU attains, and end.",
+)
 @result_options(without="20")
 def command(inputs: Inputs, by: str, peaks: tuple[str, ...], bandwidth: float | None, result: Result) -> None:
     """How well the GPU was used: FLOP, bytes, share of the peak and headroom by module, line or kernel."""

@@ -20,6 +20,7 @@ Examples:
   thence whatif trace.json.gz --free label:attention
   thence whatif trace.json.gz --scale 'kernel:gemm=0.5' --no-wait item
   thence whatif traces/ --free collective:all-gather --on-time rank:3
+  thence whatif trace.json.gz --at-roofline 'module:mlp=0.8'
 
 Each change is predicted by itself. --free and --scale take KIND:REGEX: label, module, op, source and
 other places, or kernel, collective, or cause (of "thence idle").
@@ -43,6 +44,11 @@ def _repeated(name: str, meaning: str, metavar: str) -> Callable[[Any], Any]:
 @trace_options("own", "hlo")
 @_repeated("free", "This work takes no time.", "KIND:REGEX")
 @_repeated("scale", "This work takes its time multiplied by FACTOR.", "KIND:REGEX=FACTOR")
+@_repeated(
+    "at-roofline",
+    "This work takes as long as the GPU allows (thence roofline), or that divided by SHARE.",
+    "KIND:REGEX[=SHARE]",
+)
 @_repeated("no-wait", "Calls that wait return at once: item, all, a kind (stream, event, device) or a place.", "WHAT")
 @_repeated("on-time", "No rank waits for this one in collectives.", "rank:N")
 @result_options(without="all changes and 8 rows of the critical path")

@@ -16,7 +16,9 @@ labels of captured graphs (`LABELS_FILE`), and a folder of HLO modules (`HLO_FOL
     labels            path (names of the marks), phase (forward, backward), lane, metadata
     places            of nodes: module (path of the nn.Module), stack (``file:line function``, outermost first; line 0:
                       only the function is certain), phase, op, parts (of a fused kernel: module, line, op, phase
-                      and estimated share of each)
+                      and estimated share of each), call (of the operator that made the node: name, index of its
+                      inputs, position of the node among those of the call, and their number)
+    inputs            of operators, as ``HOST.inputs`` holds them
     kernels           name (as the driver gives it), demangled (as Kineto shows it)
     graphs            id, executables, device, nodes (columns), edges
     notes             what could not be labelled and why
@@ -119,8 +121,8 @@ OPENED, CLOSED, BACKWARD_OPENED, STEP = 0, 1, 2, 3
 LABELS_FILE = "labels.json"
 """File of a recording that holds the labels of its captured CUDA graphs."""
 GRAPH_LABELS = "thence.graph-labels"
-GRAPH_LABELS_VERSION = 2
-"""In version 1, nodes had no place."""
+GRAPH_LABELS_VERSION = 3
+"""In version 1, nodes had no place; in version 2, places had no call."""
 
 HLO_FOLDER = "hlo"
 """Folder of a recording that holds the HLO modules of its XLA programs."""

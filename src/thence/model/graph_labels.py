@@ -65,6 +65,23 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
+class CapturedCall:
+    """The call of the operator that made a node.
+
+    Attributes:
+        name: of the operator.
+        inputs: as ``HOST.inputs`` holds them.
+        node: position of the node among those of the call, from 0.
+        nodes: number of the nodes that the call made.
+    """
+
+    name: str
+    inputs: str
+    node: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
 class CapturedPlace:
     """Where in the program a node was created, as far as the capture shows it.
 
@@ -74,6 +91,7 @@ class CapturedPlace:
         phase: forward, backward, recompute ...
         op: the operator; in compiled code the operator to which most of the kernel belongs.
         parts: of a kernel that was fused from several operators: module, line, op, phase and estimated share of each.
+        call: of the operator that made the node.
     """
 
     module: str | None = None
@@ -81,6 +99,7 @@ class CapturedPlace:
     phase: str | None = None
     op: str | None = None
     parts: tuple[tuple[str | None, str | None, str, str, float], ...] = ()
+    call: CapturedCall | None = None
 
     @property
     def stack_text(self) -> str | None:

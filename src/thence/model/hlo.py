@@ -21,6 +21,7 @@ INSTRUCTIONS = {
     "operand_bytes": pl.Int64(),  # sum over operands, tuples summed
     "flops": pl.Int64(),  # with those of computations called by a fusion, call or async-start
     "own_flops": pl.Int64(),  # without those
+    "product_type": pl.Categorical(),  # in which a product or convolution multiplies; null: others, unknown
     "group_size": pl.Int64(),  # devices of one replica group; null: no collective, or unknown
     "group_count": pl.Int64(),  # replica groups, pairs of a collective-permute; null: as above
     "channel": pl.Int64(),  # null: none

@@ -67,7 +67,8 @@ _VECTOR = ("float64", "float32")
 class _Gpu:
     """A GPU: its driver's name for it, multiprocessors, clocks in GHz, and GB/s.
 
-    ``clock`` is that of the tensor cores' peaks, ``vector_clock`` that of float64 and float32.
+    ``clock`` is that of the tensor cores' peaks, ``vector_clock`` that of float64 and float32. ``cache`` is the L2
+    cache in MB, ``gpu_link`` and ``host_link`` are GB/s in one direction: half of what data sheets state.
     """
 
     name: str
@@ -75,22 +76,25 @@ class _Gpu:
     capability: str
     clock: float
     gbps: float
+    cache: int
+    gpu_link: float | None
+    host_link: float
     vector_clock: float | None = None
 
 
 _NVIDIA = (
-    _Gpu(r"A100-SXM4-40GB|A100-PCI[Ee]-40GB", 108, "8.0", 1.41, 1555),
-    _Gpu(r"A100-SXM4-80GB|A100-SXM-80GB", 108, "8.0", 1.41, 2039),
-    _Gpu(r"A100 80GB PCIe", 108, "8.0", 1.41, 1935),
-    _Gpu(r"A10\b", 72, "8.6", 1.695, 600),
-    _Gpu(r"L4\b", 58, "8.9", 2.04, 300),
-    _Gpu(r"L40S\b", 142, "8.9", 2.52, 864),
-    _Gpu(r"H100 PCIe", 114, "9.0", 1.62, 2039, 1.755),
-    _Gpu(r"H100 NVL", 132, "9.0", 1.545, 3938, 1.785),
-    _Gpu(r"H100 80GB HBM3|H100 SXM", 132, "9.0", 1.83, 3352, 1.98),
-    _Gpu(r"H200 NVL", 132, "9.0", 1.545, 4814, 1.785),
-    _Gpu(r"H200\b", 132, "9.0", 1.83, 4814, 1.98),
-    _Gpu(r"B200\b", 148, "10.0", 1.85, 8000, 1.965),
+    _Gpu(r"A100-SXM4-40GB|A100-PCI[Ee]-40GB", 108, "8.0", 1.41, 1555, 40, 300, 32),
+    _Gpu(r"A100-SXM4-80GB|A100-SXM-80GB", 108, "8.0", 1.41, 2039, 40, 300, 32),
+    _Gpu(r"A100 80GB PCIe", 108, "8.0", 1.41, 1935, 40, 300, 32),
+    _Gpu(r"A10\b", 72, "8.6", 1.695, 600, 6, None, 32),
+    _Gpu(r"L4\b", 58, "8.9", 2.04, 300, 48, None, 32),
+    _Gpu(r"L40S\b", 142, "8.9", 2.52, 864, 96, None, 32),
+    _Gpu(r"H100 PCIe", 114, "9.0", 1.62, 2039, 50, 300, 64, 1.755),
+    _Gpu(r"H100 NVL", 132, "9.0", 1.545, 3938, 50, 300, 64, 1.785),
+    _Gpu(r"H100 80GB HBM3|H100 SXM", 132, "9.0", 1.83, 3352, 50, 450, 64, 1.98),
+    _Gpu(r"H200 NVL", 132, "9.0", 1.545, 4814, 50, 450, 64, 1.785),
+    _Gpu(r"H200\b", 132, "9.0", 1.83, 4814, 50, 450, 64, 1.98),
+    _Gpu(r"B200\b", 148, "10.0", 1.85, 8000, 126, 900, 128, 1.965),
 )
 """The first whose name is found in the driver's decides; more specific names stand first."""
 
@@ -104,8 +108,10 @@ _MI300 = {
     "int8": 2614.9,
 }
 _MI355 = {"float64": 78.6, "float32": 157.3, "bfloat16": 2516.6, "float16": 2516.6, "float8": 5033.2, "int8": 5033.2}
-_AMD = (("MI300X", _MI300, 5300), ("MI325X", _MI300, 6000), ("MI355X", _MI355, 8000))
-"""Name, dense TFLOP/s of the matrix cores and GB/s, from AMD's data sheets (float32 of matrix cores, too)."""
+_AMD = (("MI300X", _MI300, 5300, 448), ("MI325X", _MI300, 6000, 448), ("MI355X", _MI355, 8000, 538))
+"""Name, dense TFLOP/s of the matrix cores, GB/s of memory and of the links to other GPUs in one direction, from AMD's
+data sheets (float32 of matrix cores, too)."""
+_AMD_CACHE, _AMD_HOST_LINK = 256, 64
 
 
 @dataclass(frozen=True)
@@ -117,12 +123,18 @@ class Peaks:
         tflops: dense TFLOP/s (10^12) by data type; a type that is missing here has no known peak.
         gbps: GB/s (10^9 bytes) of its memory; None if unknown.
         source: where the numbers come from, a part of a sentence.
+        cache_bytes: of its last cache; None if unknown.
+        gpu_link: GB/s in one direction of its links to other GPUs of the host; None if unknown.
+        host_link: GB/s in one direction of its link to the host; None if unknown.
     """
 
     device: str
     tflops: Mapping[str, float]
     gbps: float | None
     source: str
+    cache_bytes: int | None = None
+    gpu_link: float | None = None
+    host_link: float | None = None
 
 
 def peaks_of(device: str) -> Peaks | None:
@@ -130,9 +142,10 @@ def peaks_of(device: str) -> Peaks | None:
     for gpu in _NVIDIA:
         if re.search(gpu.name, device):
             return _by_rule(device, gpu)
-    for name, tflops, gbps in _AMD:
+    for name, tflops, gbps, link in _AMD:
         if name in device:
-            return Peaks(device, MappingProxyType(dict(tflops)), gbps, "AMD's data sheet")
+            found = MappingProxyType(dict(tflops))
+            return Peaks(device, found, gbps, "AMD's data sheet", _AMD_CACHE * 10**6, link, _AMD_HOST_LINK)
     return None
 
 
@@ -143,4 +156,5 @@ def _by_rule(device: str, gpu: _Gpu) -> Peaks:
         for dtype, flop in _CYCLE[gpu.capability].items()
     }
     source = f"{gpu.sms} multiprocessors x dense FLOP in a cycle x {gpu.clock} GHz, as NVIDIA's data sheet"
-    return Peaks(device, MappingProxyType(tflops), gpu.gbps, source)
+    links = gpu.gpu_link or gpu.host_link, gpu.host_link
+    return Peaks(device, MappingProxyType(tflops), gpu.gbps, source, gpu.cache * 10**6, *links)

@@ -12,7 +12,7 @@ from typing import Literal
 
 By = Literal[
     "kernel", "program", "hlo", "opcode", "op_name", "label", "module", "op", "ops", "source", "stack", "phase",
-    "serving", "step-kind", "step", "iteration", "collective", "dtype", "kind", "rank", "device", "stream",
+    "serving", "step-kind", "step", "iteration", "collective", "shape", "dtype", "kind", "rank", "device", "stream",
 ]  # fmt: skip
 """Names of `KINDS` as a type, for type checkers: values of ``by`` for tables of GPU time."""
 FlameBy = Literal["op_name", "label", "module", "ops", "source", "stack"]
@@ -137,6 +137,10 @@ KINDS: tuple[Kind, ...] = (
         missing="no_loops", outside="outside_loops",
     ),
     Kind("collective", "collective that the kernel is part of", "collectives", missing="no_collective"),
+    Kind(
+        "shape", "operator with the shapes and data types of its inputs", "gpu", heading="operator and shapes",
+        missing="no_shapes",
+    ),
     Kind("dtype", "data type that the kernel computes in", "gpu", heading="data type", missing="no_data_type"),
     Kind("kind", "kernel, memcpy or memset", "gpu", column="kind"),
     Kind("rank", "rank of the process", "gpu", column="rank", verbs=_verbs("page", "page-xla")),

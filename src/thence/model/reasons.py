@@ -87,6 +87,7 @@ _COMMAND_BUFFER = "inside a CUDA graph (command buffer): the profiler recorded n
 REASONS: Mapping[str, str] = MappingProxyType(
     {
         "not_recorded": "the trace does not say",
+        "no_shapes": "the trace does not hold the inputs of its operator",
         "no_data_type": "neither its name nor what the trace holds of its inputs says its data type",
         # The launch.
         "no_launch": "the trace holds no API call that launched it",

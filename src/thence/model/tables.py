@@ -332,6 +332,10 @@ GRAPH_PLACES = Table(
             ),
             "what a collective moved, as `DESCRIBED`; null for all others",
         ),
+        Column("operator", _NAME, "operator whose call launched it, where its inputs are known"),
+        Column("inputs", _NAME, "of that operator, as in host"),
+        Column("node", pl.Int32(), "position of the activity among those of the call, from 0"),
+        Column("nodes", pl.Int32(), "number of the activities of the call"),
     ),
     required=("gpu", "rule"),
 )

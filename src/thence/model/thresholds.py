@@ -280,3 +280,7 @@ PROOFS_FOR_EACH = 10
 SHORT_KERNEL_NS = 5_000
 """A kernel of at most this time that takes more than twice its roofline is limited by latency: starting its blocks,
 filling the pipelines of its loads and draining them takes some microseconds, whatever it computes."""
+MAX_OVER_PEAK = 1.1
+"""FLOP in an activity's time may exceed the peak of its data type by this factor, because a chip can run above the
+clock of its data sheet (an H100's by 8 %); bytes that no cache holds may exceed the memory's bandwidth by as much.
+Above it the count is wrong, and the activity counts as without a model."""

@@ -23,7 +23,16 @@ import polars as pl
 from thence.errors import DamagedInput, InputError, UnknownFormat
 from thence.model.collectives import split
 from thence.model.formats import GRAPH_LABELS, GRAPH_LABELS_VERSION
-from thence.model.graph_labels import NODES, CapturedGraph, CapturedPlace, GraphLabels, Kernel, Label, Process
+from thence.model.graph_labels import (
+    NODES,
+    CapturedCall,
+    CapturedGraph,
+    CapturedPlace,
+    GraphLabels,
+    Kernel,
+    Label,
+    Process,
+)
 from thence.model.json_fields import Count, Index, JsonInt64, JsonUInt32, NotAsWritten, Rank, decoded
 from thence.model.tables import Meta, Tables
 from thence.readers import torch_annotations
@@ -128,6 +137,7 @@ class _File(msgspec.Struct):
     process: _Process = msgspec.field(default_factory=_Process)
     labels: tuple[_Label, ...] = ()
     places: tuple[_Place, ...] = ()
+    inputs: tuple[str, ...] = ()
     kernels: tuple[_Kernel, ...] = ()
     graphs: tuple[_Graph, ...] = ()
     notes: tuple[str, ...] = ()
@@ -146,6 +156,7 @@ class _Place(msgspec.Struct):
     phase: str | None = None
     op: str | None = None
     parts: tuple[tuple[str | None, str | None, str, str, _Share], ...] = ()
+    call: tuple[str, Count, Count, Count] | None = None
 
 
 class _Kernel(msgspec.Struct):
@@ -180,6 +191,21 @@ def _label(stored: _Label) -> Label:
     return Label(stored.path, stored.phase, lane, rest, collective)
 
 
+def _place(stored: _Place, inputs: Sequence[str]) -> CapturedPlace:
+    """A place from the file.
+
+    Raises:
+        ValueError: its call has inputs outside the file's list, or is of a node that it does not have.
+    """
+    call = None
+    if stored.call is not None:
+        name, index, node, nodes = stored.call
+        if index >= len(inputs) or node >= nodes:
+            raise ValueError(f"place: the call of {name} has inputs {index} and node {node} of {nodes}")
+        call = CapturedCall(name, inputs[index], node, nodes)
+    return CapturedPlace(stored.module, stored.stack, stored.phase, stored.op, stored.parts, call)
+
+
 class _Labels:
     """Labels of nodes: the labels of the file, and new labels for nodes that have a place in addition.
 
@@ -189,7 +215,7 @@ class _Labels:
 
     def __init__(self, file: _File) -> None:
         self.found = [_label(label) for label in file.labels]
-        self._places = [CapturedPlace(**msgspec.structs.asdict(place)) for place in file.places]
+        self._places = [_place(place, file.inputs) for place in file.places]
         self._known: dict[tuple[int | None, int], int] = {}
 
     def with_places(

@@ -302,7 +302,7 @@ def test_the_file_is_whole_and_says_whose_it_is(setting, tmp_path) -> None:
     target.write_text("old")
     write_whole(target, setting.graphs.document())
     document = json.loads(target.read_text())
-    assert (document["format"], document["version"]) == ("thence.graph-labels", 2)
+    assert (document["format"], document["version"]) == ("thence.graph-labels", 3)
     process = document["process"]
     assert process["pid"] == os.getpid()
     assert process["boot"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -444,3 +444,24 @@ def test_launches_of_generated_code_have_the_places_in_its_comments(setting, tmp
     assert [path for _, path, _ in setting.labels()] == ["", "mlp", "mlp", "", ""]
     code.call([lambda: None])  # nobody follows any more
     assert sys.gettrace() is None
+
+
+def test_nodes_name_the_open_mark_that_states_their_work(setting) -> None:
+    graph = setting.graph_class()
+    graph.capture_begin()
+    for _ in range(2):
+        with thence.mark("outer", flop=100):
+            setting.cuda.launch("a")
+            with thence.mark("inner", layer=1):
+                setting.cuda.launch("b")
+            with thence.mark("stated", bytes=8):
+                setting.cuda.launch("c")
+    graph.capture_end()
+    document = setting.graphs.document()
+    nodes = document["graphs"][0]["nodes"]["label"]
+    of = [document["labels"][label]["metadata"].get("work_of") for label in nodes]
+    assert of[0] == of[1] != of[3] == of[4], "each time that the mark is open"
+    assert len({of[0], of[2], of[3], of[5]}) == 4
+    metadata = [document["labels"][label]["metadata"] for label in nodes[:3]]
+    assert [m.get("flop") for m in metadata] == [100, 100, None], "what the outer mark states is not about this alone"
+    assert metadata[2]["bytes"] == 8

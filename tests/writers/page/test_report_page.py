@@ -22,6 +22,7 @@ JAX = DATA / "jax"
 SECTIONS = [
     "timeline",
     "time",
+    "use",
     "idle",
     "flame",
     "streams",
@@ -86,6 +87,7 @@ def test_every_section_of_four_ranks() -> None:
     assert outline.sections == [name for name in SECTIONS if name not in ("programs", "compile")]
     assert set(outline.places) == set(content["tables"])
     assert charts(page) == [
+        "Roofline",
         "Time of each stream by group of kernels",
         "Streams busy at once",
         "Last arrivals",
@@ -103,6 +105,15 @@ def test_every_section_of_four_ranks() -> None:
         "The trace holds no compilation; nsys-jax and thence record hold XLA's compile phases.",
     ]
     assert "No warnings." in page
+
+
+def test_use_of_the_gpu_is_shown_or_said_to_be_unknown() -> None:
+    page = shared(*FSDP).report_html()
+    assert "MFU" in page
+    assert data(page)["tables"]["use"]["columns"][1]["title"] == "total"
+    replay = thence.open(DATA / "torch" / "graph_replay_rank0.json.gz").report_html()
+    assert "use" not in Outline(replay).sections
+    assert any("FLOP and bytes of the work are not known: it was launched by no operator" in t for t in absent(replay))
 
 
 def test_every_section_of_a_jax_program() -> None:

@@ -14,6 +14,7 @@ from thence.analysis.diff.explanation import explain
 from thence.analysis.diff.matching import kernels_of, matched_names, moved_time
 from thence.analysis.diff.moved_streams import moved_work
 from thence.analysis.diff.sample import ALL, BUSY, COMMUNICATION, EXPOSED, IDLE, STEP, WHOLE_TRACE
+from thence.analysis.diff.work import work_change, work_text
 from thence.analysis.steps.windows import RULES
 from thence.errors import UsageError
 from thence.model.answer import Answer, TableView, close, must
@@ -126,6 +127,8 @@ class Diff(Answer):
         folded: rows by module and label with equal layers of a model as one row, each with an interval and verdict of
             its own; the columns of `ROWS`. None if no layers are equal.
         moved_streams: work that runs on another stream after than before, and whether that paid; None if there is none.
+        work: how much of the change is that of the work, and how much that of its use of the GPU, as
+            `thence.analysis.diff.work.work_change` returns it; None if the work of one side is not known.
     """
 
     before: tuple[Sample, ...]
@@ -141,6 +144,7 @@ class Diff(Answer):
     means: RunMeans
     folded: pl.DataFrame | None = None
     moved_streams: MovedWork | None = None
+    work: pl.DataFrame | None = None
 
     @property
     def shown_rows(self) -> pl.DataFrame:
@@ -277,6 +281,7 @@ class Diff(Answer):
             "folded": None if self.folded is None else self.folded.to_dicts(),
             "moved": list(self.moved),
             "moved_streams": None if self.moved_streams is None else self.moved_streams.to_json(),
+            "work": None if self.work is None else self.work.to_dicts(),
             "notes": list(self.notes),
         }
 
@@ -331,6 +336,8 @@ def compare(before: Sequence[Sample], after: Sequence[Sample], same_share: float
     known_share = None if found.between else ONE_RUN_STEP_SHARE
     streams = moved_work(before, after, renamed, total.to_json(), known_share)
     explained = explain(total.to_json(), rows, moved, kernels, known_share)
+    work = work_change([run.work for run in before], [run.work for run in after])
+    told = [text for text in (None if streams is None else streams.text, work_text(work)) if text is not None]
     return Diff(
         tuple(before),
         tuple(after),
@@ -339,12 +346,13 @@ def compare(before: Sequence[Sample], after: Sequence[Sample], same_share: float
         total,
         rows,
         tuple(moved),
-        explained if streams is None else (explained[0], streams.text, *explained[1:]),
+        (explained[0], *told, *explained[1:]),
         found.between,
         left_out,
         means,
         _folded([*before, *after], (ours, theirs), same_share),
         streams,
+        work,
     )
 
 

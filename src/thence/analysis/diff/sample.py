@@ -7,7 +7,7 @@ any size can be compared. A sample holds sums by step and no activities, so many
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +15,7 @@ import polars as pl
 
 from thence.analysis.collectives.exposure import exposure
 from thence.analysis.diff.streams import streams_of
+from thence.analysis.diff.work import WORK, work_of
 from thence.analysis.grouping.time_by_place import time_by_place
 from thence.analysis.steps.answer import step_table
 from thence.analysis.steps.windows import OUTLIER, RULES, selected_steps
@@ -301,6 +302,7 @@ class Sample:
         outside_share: share of the device time that belongs to no step.
         idle_is_total: whether idle time was not divided by cause, because that takes long.
         streams: what ran on which stream, and at the same time; None if that is not known.
+        work: as `thence.analysis.diff.work.work_of` returns it.
     """
 
     inputs: tuple[str, ...]
@@ -312,6 +314,7 @@ class Sample:
     outside_share: float
     idle_is_total: bool = False
     streams: Streams | None = None
+    work: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=WORK))
 
     @property
     def counted(self) -> int:
@@ -370,6 +373,7 @@ def sample(
         float(outside) / max(1.0, float(duration.sum())),
         idle_is_total=not causes,
         streams=streams_of(trace, steps.windows, number, PLACED),
+        work=work_of(trace, step, shared_by),
     )
 
 

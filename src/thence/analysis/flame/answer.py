@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from thence.analysis.activity_rooflines import activity_rooflines, known_peaks
 from thence.analysis.flame.prefix_tree import FRAMES, PHASE_SUMS, Groups, build_tree, keep_largest
 from thence.analysis.grouping.kernel_groups import communicates
 from thence.analysis.grouping.layers import folded_frames
@@ -58,6 +59,16 @@ class Split(enum.Enum):
     """The outermost frame is the phase, or the reason why the phase is unknown."""
 
 
+class Weight(enum.Enum):
+    """What the width of a frame is."""
+
+    TIME = "time"
+    """GPU time."""
+    HEADROOM = "headroom"
+    """GPU time beyond what the device allows for the work (`thence.analysis.activity_rooflines`); none where that is
+    not known."""
+
+
 class Idle(enum.Enum):
     """Which idle time is shown as frames."""
 
@@ -81,13 +92,15 @@ class Flame(Answer):
         split: whether phases have outermost frames.
         ranks: the ranks whose time is in the graph.
         devices: number of devices in the graph.
-        span_ns, busy_ns, sum_ns: as in `thence.analysis.report.summary`, for these ranks.
+        span_ns, busy_ns: as in `thence.analysis.report.summary`, for these ranks.
+        sum_ns: of the work in the graph: its durations, or its headroom.
         nodes: one row per frame, parents before children: node (number), parent (null for the root),
             depth, name, full_name (of kernels whose name is shortened, else null), kind (root, frame,
             unattributed, compute, communication, copy, idle, or smaller: frames merged by `largest`),
             self_ns, total_ns, count (activities; for idle frames, pieces of gaps with one cause each), the parts of
             total_ns in each phase (`PHASE_SUMS`: forward_ns, backward_ns ...; the rest is of unknown phase), idle.
         notes: notes to show with the graph, one sentence each.
+        weight: what the times of the frames are.
     """
 
     meta: Meta
@@ -101,6 +114,7 @@ class Flame(Answer):
     sum_ns: Ns
     nodes: pl.DataFrame
     notes: tuple[str, ...]
+    weight: Weight = Weight.TIME
 
     @property
     def total_ns(self) -> Ns:
@@ -110,7 +124,8 @@ class Flame(Answer):
     @property
     def title(self) -> str:
         """The title of the graph, as text for the user."""
-        return f"GPU time by {self.heading}{' stack' if self.by == 'source' else ''}"
+        what = "GPU time" if self.weight is Weight.TIME else "Headroom"
+        return f"{what} by {self.heading}{' stack' if self.by == 'source' else ''}"
 
     @property
     def of_files(self) -> bool:
@@ -192,6 +207,7 @@ def flame(
     explain: Callable[[Attributed], IdleTime] = idle_time,
     *,
     fold: bool = False,
+    weight: Weight = Weight.TIME,
 ) -> Flame:
     """The flame graph of a trace.
 
@@ -202,10 +218,11 @@ def flame(
         idle: which idle time is shown as frames.
         explain: computes the idle time of the trace by place; called only if its causes can be computed.
         fold: whether equal layers of a model are one frame (`thence.model.layers`).
+        weight: what the width of a frame is. Idle time has no headroom.
 
     Raises:
         UsageError: ``by`` is not in `thence.model.places.FLAMES`, or has no layers to fold.
-        MissingData: the trace holds no device activity.
+        MissingData: the trace holds no device activity; or, for headroom, the peaks of its devices are not known.
     """
     if by not in FLAMES:
         raise UsageError(f"there is no flame graph by {by!r}; choose one of {', '.join(FLAMES)}")
@@ -214,20 +231,13 @@ def flame(
     totals = summarize(trace, "kernel")
     ranks = sorted(trace.gpu["rank"].unique().to_list())
     stacks = stacks_of(trace, by, folded_frames(trace.places[by], by) if fold else None)
-    groups = _groups(trace, stacks, split)
-    notes = _notes(totals.sum_ns - totals.busy_ns, idle, stacks)
-    if trace.selection.idle_unknown:
-        reason = trace.selection.idle_unknown
-        notes += (f"Idle time is not in the graph, because it is unknown: {reason}.",)
-    elif idle is not Idle.EXCLUDE:
-        unknown = why_no_causes(trace)
-        if unknown is not None:
-            notes += (f"Idle time is shown without its causes: {unknown}.",)
-        sums = idle_sums(trace, explain(trace) if unknown is None else None)
-        if idle is Idle.STEADY:
-            notes += _left_out(sums)
-            sums = sums.filter(~pl.col("early"))
-        groups = groups.with_more(idle_frames(sums))
+    times = trace.gpu["duration"] if weight is Weight.TIME else _headroom(trace)
+    groups = _groups(trace, stacks, split, times)
+    notes: tuple[str, ...] = (_ROOFLINE_NOTE,)
+    if weight is Weight.TIME:
+        notes = _notes(totals.sum_ns - totals.busy_ns, idle, stacks)
+        groups, said = _with_idle(trace, groups, idle, explain)
+        notes += said
     return Flame(
         meta=trace.meta,
         by=by,
@@ -237,10 +247,44 @@ def flame(
         devices=totals.devices,
         span_ns=totals.span_ns,
         busy_ns=totals.busy_ns,
-        sum_ns=totals.sum_ns,
+        sum_ns=int(times.sum()),
         nodes=build_tree(groups, _root_name(trace, ranks)),
         notes=(*notes, *totals.notes[len(totals.meta.notes) :]),
+        weight=weight,
     )
+
+
+def _with_idle(
+    trace: Attributed, groups: Groups, idle: Idle, explain: Callable[[Attributed], IdleTime]
+) -> tuple[Groups, tuple[str, ...]]:
+    """The groups with those of idle time, and notes on it."""
+    if trace.selection.idle_unknown:
+        reason = trace.selection.idle_unknown
+        return groups, (f"Idle time is not in the graph, because it is unknown: {reason}.",)
+    if idle is Idle.EXCLUDE:
+        return groups, ()
+    notes: tuple[str, ...] = ()
+    unknown = why_no_causes(trace)
+    if unknown is not None:
+        notes += (f"Idle time is shown without its causes: {unknown}.",)
+    sums = idle_sums(trace, explain(trace) if unknown is None else None)
+    if idle is Idle.STEADY:
+        notes += _left_out(sums)
+        sums = sums.filter(~pl.col("early"))
+    return groups.with_more(idle_frames(sums)), notes
+
+
+_ROOFLINE_NOTE = (
+    "Headroom is the GPU time beyond what the device allows for the work; work whose FLOP and bytes are not known has "
+    "none. thence roofline shows both."
+)
+
+
+def _headroom(trace: Attributed) -> pl.Series:
+    """The headroom of each activity in whole ns; 0 where its roofline is not known."""
+    rated = activity_rooflines(trace, known_peaks(trace, None))
+    headroom = (pl.col("duration") - pl.col("roofline_ns")).fill_null(0.0)
+    return rated.select(headroom.round().cast(pl.Int64)).to_series()
 
 
 def _root_name(trace: Attributed, ranks: Sequence[int]) -> str:
@@ -277,11 +321,11 @@ def _notes(overlap: Ns, idle: Idle, stacks: Stacks) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _groups(trace: Attributed, stacks: Stacks, split: Split) -> Groups:
-    """Activities grouped by frames and kernel."""
+def _groups(trace: Attributed, stacks: Stacks, split: Split, times: pl.Series) -> Groups:
+    """Activities grouped by frames and kernel; `times` of each activity is what the frames divide."""
     claims = stacks.claims
     gpu_rows = claims["gpu"].cast(pl.UInt32)
-    time = split_by_weight(trace.gpu["duration"], claims) if stacks.shared else trace.gpu["duration"].gather(gpu_rows)
+    time = split_by_weight(times, claims) if stacks.shared else times.gather(gpu_rows)
     gpu, places = trace.gpu, trace.places
     tuned = (places["separate"] == "autotuning").fill_null(value=False).gather(gpu_rows)
     rows = pl.DataFrame(

@@ -8,6 +8,7 @@ import polars as pl
 
 from thence.analysis.collectives.missing import why_no_collectives
 from thence.analysis.grouping.data_types import data_types
+from thence.attribution.work.operator_calls import call_shapes
 from thence.errors import MissingData, UsageError
 from thence.model.attributed import RULE
 from thence.model.phases import POSITIONS, Position
@@ -57,6 +58,8 @@ def time_by_place(trace: Attributed, by: str) -> pl.DataFrame:
         return _unsplit(trace, _collectives(trace), kind.missing)
     if by == "dtype":
         return _unsplit(trace, data_types(trace), kind.missing)
+    if by == "shape":
+        return _unsplit(trace, call_shapes(trace), kind.missing)
     if kind.origin == "gpu":
         column = _NUMBERED.get(by, pl.col(kind.column))
         return _unsplit(trace, trace.gpu.select(column).to_series(), kind.missing)

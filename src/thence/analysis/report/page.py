@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from thence.analysis.programs.compilation import Compilation
     from thence.analysis.report.headline import Headline
     from thence.analysis.report.summary import Summary, Totals
+    from thence.analysis.roofline import Roofline
     from thence.analysis.soundness.findings import Soundness
     from thence.analysis.streams import Streams
     from thence.analysis.timelines.activity_timeline import ActivityTimeline
@@ -43,6 +44,7 @@ class Page:
             `thence.analysis.report.duration_spread.duration_spread` returns it.
         idle: why the devices were idle.
         soundness: whether the figures of this trace can be trusted.
+        roofline: how well the GPU was used, by the default kind of place.
         default_kind: the kind of place that is shown first.
     """
 
@@ -58,6 +60,7 @@ class Page:
     spread: pl.DataFrame
     idle: IdleTime
     soundness: Soundness
+    roofline: ResultOrReason[Roofline]
     default_kind: str = "kernel"
 
     @property

@@ -12,7 +12,9 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.collectives.answer import collectives
+from thence.analysis.grouping.data_types import data_types
 from thence.analysis.programs.warmup import WarmUp
+from thence.attribution.work.activity_work import activity_work
 from thence.model.collective_kinds import kind_of
 from thence.model.intervals import levels, unions
 from thence.model.timeline import Timeline
@@ -23,10 +25,18 @@ if TYPE_CHECKING:
     from thence.analysis.collectives.clock_sync import Alignment
     from thence.model.attributed import Attributed
 
-COUNTERS = {"busy streams": "streams", "bytes in flight": "bytes", "collective bus bandwidth": "GB/s"}
+COUNTERS = {
+    "busy streams": "streams",
+    "bytes in flight": "bytes",
+    "collective bus bandwidth": "GB/s",
+    "FLOP rate": "TFLOP/s",
+    "memory traffic": "GB/s",
+}
 """Counters of each device, with their units. Busy streams: number of streams that run something. Bytes in
 flight: bytes of the running memcpys and memsets, and message sizes of the running collectives. Bus bandwidth: sum of
-the mean bus bandwidths of the running collectives (see `thence.analysis.collectives.answer`)."""
+the mean bus bandwidths of the running collectives (see `thence.analysis.collectives.answer`). FLOP rate and
+memory traffic: sums of the mean rates of the running kernels whose FLOP and bytes are known
+(`thence.attribution.work`)."""
 
 _KEY = ("rank", "device")
 _MAX_NAMES = 3  # maximum number of mark names after the number of a lane
@@ -159,6 +169,12 @@ def counters(trace: Attributed) -> pl.DataFrame:
         rows = collectives(trace, WarmUp.KEEP).rows.drop_nulls("bus_gbps")
         running = rows.select(*_KEY, "start", end=pl.col("start") + pl.col("duration_ns"), value="bus_gbps")
         frames.append(_steps("collective bus bandwidth", running))
+    work = activity_work(trace, data_types(trace)).select("flop", traffic="bytes")
+    for counter, column, unit in (("FLOP rate", "flop", 1e3), ("memory traffic", "traffic", 1.0)):
+        rate = work[column] / trace.gpu["duration"] / unit  # per ns: 10^9 per s
+        ran = pl.col("bytes").is_null() & (pl.col("end") > pl.col("start"))
+        known = gpu.with_columns(value=rate).filter(ran, pl.col("value") > 0)
+        frames.append(_steps(counter, known))
     return pl.concat(frames).sort(*_KEY, "counter", "time")
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import polars as pl
 
+from thence.analysis.activity_rooflines import activity_rooflines, known_peaks
 from thence.analysis.idle.host_causes import CAUSES, NUMBER, host_causes
 from thence.analysis.idle.host_threads import HostThreads, program_spans
 from thence.analysis.idle.places import Contexts, HostPlaces
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from thence.analysis.whatif.graph import Program
     from thence.analysis.whatif.simulation import Graph
-    from thence.model.arrays import Int64, Mask
+    from thence.model.arrays import Float64, Int64, Mask
     from thence.model.attributed import Attributed
 
     OfThreads = dict[int, Intervals]
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 Part = Literal["kernels", "with host work", "with waiting", "without waiting", ""]
 _HOST_CATEGORIES = {"label": ("range",), "module": ("module",), "op": ("op",), "source": ("python",)}
 """Kinds of places whose work on the host can be changed with their kernels, and the categories of its host rows."""
+_SHARE = re.compile(r"(.+)=([0-9]*\.?[0-9]+)")
 _REMOVED = 2 * BEFORE_ALL
 """Weight of an edge that constrains nothing."""
 _ITEM = r"aten::item|_local_scalar_dense"
@@ -51,18 +53,19 @@ class Change:
 
     Attributes:
         text: the change as the user wrote it.
-        action: free and scale: work takes less (or more) time; no-wait: calls do not wait; on-time: no other rank waits
-            for a rank.
+        action: free and scale: work takes less (or more) time; at-roofline: as much as the device allows, as far as
+            that is known (`thence.analysis.activity_rooflines`); no-wait: calls do not wait; on-time: no other rank
+            waits for a rank.
         by: kind of the changed work, one of `FREE_BY`; empty for other actions.
         pattern: regular expression that is searched in names; for on-time, the number of the rank.
-        factor: new time / recorded time.
+        factor: new time / recorded time; for at-roofline, the share of the roofline that is reached.
         part: which of two meanings the change has. kernels: only their time on the device; with host work: also the
             work of the host for them and for their backward operators. without waiting: only the time in which a
             collective moved data; with waiting: in addition, no rank waits for another in the collective.
     """
 
     text: str
-    action: Literal["free", "scale", "no-wait", "on-time"]
+    action: Literal["free", "scale", "at-roofline", "no-wait", "on-time"]
     by: str
     pattern: str
     factor: float = 0.0
@@ -76,6 +79,8 @@ class Change:
     @property
     def parts(self) -> list[Change]:
         """The change with each of its meanings."""
+        if self.action == "at-roofline":
+            return [replace(self, part="kernels")]
         if self.by == "collective":
             return [replace(self, part=part) for part in ("without waiting", "with waiting")]
         if self.by in _HOST_CATEGORIES:
@@ -84,7 +89,9 @@ class Change:
 
 
 def parse_change(action: str, text: str) -> Change:
-    """Parses a change from the command line: free KIND:NAME, scale KIND:REGEX=FACTOR, no-wait WHAT, on-time rank:N.
+    """Parses a change from the command line.
+
+    These are free KIND:NAME, scale KIND:REGEX=FACTOR, at-roofline KIND:REGEX[=SHARE], no-wait WHAT and on-time rank:N.
 
     Raises:
         UsageError: the text is not such a change.
@@ -97,6 +104,8 @@ def parse_change(action: str, text: str) -> Change:
             raise UsageError(f"--on-time takes rank:NUMBER; got {text!r}")
         return Change(text, "on-time", "", pattern)
     factor = 0.0
+    if action == "at-roofline":
+        return _at_roofline(text, by, pattern)
     if action == "scale":
         pattern, equals, number = pattern.rpartition("=")
         try:
@@ -111,6 +120,19 @@ def parse_change(action: str, text: str) -> Change:
     if by == "cause" and pattern not in CAUSES:
         raise UsageError(f"{pattern!r} is not a cause of idle time; choose one of {', '.join(CAUSES)}")
     return Change(text, "free" if action == "free" else "scale", by, _checked(pattern), factor)
+
+
+def _at_roofline(text: str, by: str, pattern: str) -> Change:
+    shared = _SHARE.fullmatch(pattern)
+    expression, share = (shared[1], float(shared[2])) if shared else (pattern, 1.0)
+    by = "source" if by == "line" else by
+    if by not in FREE_BY or by == "cause" or not expression or not 0 < share <= 1:
+        kinds = ", ".join(kind for kind in FREE_BY if kind != "cause")
+        raise UsageError(
+            f"--at-roofline takes KIND:REGEX or KIND:REGEX=SHARE, the kind one of {kinds}, the share above 0 and at "
+            f"most 1; got {text!r}"
+        )
+    return Change(text, "at-roofline", by, _checked(expression), share)
 
 
 def _checked(pattern: str) -> str:
@@ -173,6 +195,17 @@ class ChangeFacts:
         """The innermost host row of every thread over time."""
         return HostThreads.of(self.trace, self.program.thread_of_row)
 
+    @cached_property
+    def roofline_ns(self) -> Float64:
+        """The roofline of each activity; NaN where it is not known.
+
+        Raises:
+            MissingData: the peaks of none of the devices are known.
+        """
+        rated = activity_rooflines(self.trace, known_peaks(self.trace, None))
+        result: Float64 = rated["roofline_ns"].fill_null(np.nan).to_numpy()
+        return result
+
     def rows_at(self, by: str, pattern: str) -> Mask:
         """Mask of the host rows of a kind of places (`_HOST_CATEGORIES`) whose place matches the pattern."""
         of_kind = self.trace.host["category"].is_in(_HOST_CATEGORIES[by]).to_numpy()
@@ -207,6 +240,12 @@ def changed(facts: ChangeFacts, change: Change, activities: Mask) -> Graph | Non
     if not activities.any() and not intervals:
         return None
     factor = np.where(activities, change.factor, 1.0)
+    if change.action == "at-roofline":
+        reached = facts.roofline_ns / (change.factor * np.maximum(program.gpu.duration, 1))
+        activities = activities & ~np.isnan(reached)
+        if not activities.any():
+            return None
+        factor = np.where(activities, np.minimum(reached, 1.0), 1.0)
     duration = np.rint(program.gpu.duration * factor).astype(np.int64)
     moves = np.rint(program.moves * factor).astype(np.int64)
     edge_weight = _edge_weights(program, duration, moves)

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from thence.model.arrays import Float64, Int64
     from thence.model.tables import Tables
 
-PLACE_COLUMNS = (*GRAPH_LABELS, "position", "lane", "metadata")
+PLACE_COLUMNS = (*GRAPH_LABELS, "position", "lane", "metadata", "operator", "inputs")
+CALL_COLUMNS = ("node", "nodes")
+"""Columns of numbers: the position of an activity among those of its call, and how many those are."""
 _PLACED = [pl.col(name).is_not_null() for name in (*GRAPH_LABELS, "lane", "metadata", "collective")]
 
 
@@ -200,7 +202,7 @@ def joined_rows(assigned: AssignedLabels, places: pl.DataFrame) -> pl.DataFrame:
     detail = detail.set(detail < 0, None).cast(pl.UInt32)
     details = pl.Series(assigned.details, dtype=pl.String).cast(pl.Categorical())
     columns: dict[str, Any] = {name: places[name].cast(pl.Categorical()).gather(number) for name in PLACE_COLUMNS}
-    columns["collective"] = places["collective"].gather(number)
+    columns |= {name: places[name].gather(number) for name in ("collective", *CALL_COLUMNS)}
     columns |= {
         "gpu": rows,
         "rule": pl.Series(CODES, dtype=RULE).gather(assigned.rule[rows]),

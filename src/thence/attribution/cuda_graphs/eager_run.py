@@ -19,6 +19,7 @@ import polars as pl
 from thence.attribution.cuda_graphs.by_alignment import Candidate
 from thence.attribution.cuda_graphs.replays import in_cuda_graph
 from thence.attribution.host_rows import launch_rows
+from thence.attribution.work.operator_calls import operator_calls
 from thence.model.graph_labels import NODES, CapturedGraph, Kernel
 from thence.model.intervals import NO_ROW
 from thence.model.places import GRAPH_LABELS
@@ -165,7 +166,7 @@ def _places(trace: Attributed) -> pl.DataFrame:
     row = pl.Series(number)
     return places.with_columns(
         metadata=pl.lit(None, pl.String), collective=structs.gather(row.set(row == NO_ROW, None).cast(pl.UInt32))
-    )
+    ).hstack(operator_calls(trace))
 
 
 # ---- Collectives as those of another rank

@@ -20,7 +20,13 @@ import numpy as np
 import polars as pl
 
 from thence.attribution.cuda_graphs.alignment import CONTRADICTED, UNDECIDED
-from thence.attribution.cuda_graphs.assigned_labels import PLACE_COLUMNS, AssignedLabels, JoinedLabels, joined_rows
+from thence.attribution.cuda_graphs.assigned_labels import (
+    CALL_COLUMNS,
+    PLACE_COLUMNS,
+    AssignedLabels,
+    JoinedLabels,
+    joined_rows,
+)
 from thence.attribution.cuda_graphs.by_alignment import Candidate, aligned_group
 from thence.attribution.cuda_graphs.by_node import executed, match
 from thence.attribution.cuda_graphs.replays import Replays
@@ -37,7 +43,7 @@ if TYPE_CHECKING:
     from thence.attribution.cuda_graphs.by_node import Executed, Match
     from thence.attribution.cuda_graphs.replays import Group
     from thence.model.arrays import Int64
-    from thence.model.graph_labels import GraphLabels
+    from thence.model.graph_labels import CapturedCall, GraphLabels
     from thence.model.tables import Tables
 
 
@@ -56,7 +62,7 @@ def join_labels(tables: Tables, labels: Sequence[GraphLabels]) -> JoinedLabels:
     assigned = AssignedLabels.of(replays)
     distinct_labels = _DistinctLabels()
     files = [_File.of(file, distinct_labels.numbers(file), replays) for file in labels]
-    marks_alone = distinct_labels.without_places()
+    fewer = distinct_labels.fewer()
     labelled: Counter[str] = Counter()
     rank_of_row = tables.gpu["rank"].to_numpy()[replays.rows]
     reasons: dict[int, tuple[str, str]] = {}
@@ -75,7 +81,7 @@ def join_labels(tables: Tables, labels: Sequence[GraphLabels]) -> JoinedLabels:
         if rank_files:
             rows = replays.rows[rank_of_row == rank]
             left, rank_notes, refused = _by_ids(rank_files, assigned, rows, distinct_labels, labelled)
-            rank_notes += _by_alignment(rank_files, assigned, left, marks_alone, labelled)
+            rank_notes += _by_alignment(rank_files, assigned, left, fewer, labelled)
             notes += rank_notes
             foreign += refused
     notes += [f"{labels[i].source}: {note}" for i in sorted(fitted) for note in labels[i].notes]
@@ -121,7 +127,7 @@ class _File:
 
 
 def _by_alignment(
-    files: Sequence[_File], assigned: AssignedLabels, rows: Int64, marks_alone: Int64, labelled: Counter[str]
+    files: Sequence[_File], assigned: AssignedLabels, rows: Int64, fewer: Sequence[Int64], labelled: Counter[str]
 ) -> list[str]:
     """Joins files of one process to rows without known ids; returns notes on launches that differ."""
     replays = assigned.replays
@@ -130,7 +136,7 @@ def _by_alignment(
     count = 0
     notes = []
     for group in replays.groups(rows):
-        outcome = _aligned(group, replays, candidates, marks_alone)
+        outcome = _aligned(group, replays, candidates, fewer)
         reasons = assigned.put_outcome(group.rows, outcome, "graph_alignment")
         if outcome.note is not None:
             notes.append(f"{replays.named(group.rows)}: {outcome.note}")
@@ -138,25 +144,35 @@ def _by_alignment(
         launches += zip(starts.tolist(), reasons, strict=True)
         count += len(group.rows)
         for file in files:
-            by_file = np.isin(outcome.label, [*file.label[:-1], *marks_alone[file.label[:-1]]])
+            of_file = np.concatenate([file.label[:-1], *(numbers[file.label[:-1]] for numbers in fewer)])
+            by_file = np.isin(outcome.label, of_file)
             labelled[file.labels.source] += int((by_file & (outcome.label >= 0)).sum())
     return notes + _refusal_notes(launches, count, replays)
 
 
 def _aligned(
-    group: Group, replays: Replays, candidates: Sequence[tuple[Candidate, Signatures]], marks_alone: Int64
+    group: Group, replays: Replays, candidates: Sequence[tuple[Candidate, Signatures]], fewer: Sequence[Int64]
 ) -> Outcome:
-    """Aligns launches; where nodes that fit equally well differ only in their places, uses their marks alone."""
+    """Aligns launches; where nodes that fit equally well differ in what their labels say, uses what they say alike.
+
+    Args:
+        group: the launches.
+        replays: of the trace.
+        candidates: captured graphs.
+        fewer: numbers of labels that say less, as `_DistinctLabels.fewer` returns them.
+    """
     outcome = aligned_group(group, replays, candidates)
-    open_ = outcome.label == UNDECIDED
-    if not open_.any() or (marks_alone[:-1] == np.arange(len(marks_alone) - 1)).all():
-        return outcome
-    by_marks = [
-        (dataclasses.replace(candidate, label=marks_alone[candidate.label]), signatures)
-        for candidate, signatures in candidates
-    ]
-    label = np.where(open_, aligned_group(group, replays, by_marks).label, outcome.label)
-    return dataclasses.replace(outcome, label=label)
+    for numbers in fewer:
+        open_ = outcome.label == UNDECIDED
+        if not open_.any() or (numbers[:-1] == np.arange(len(numbers) - 1)).all():
+            continue
+        by_less = [
+            (dataclasses.replace(candidate, label=numbers[candidate.label]), signatures)
+            for candidate, signatures in candidates
+        ]
+        label = np.where(open_, aligned_group(group, replays, by_less).label, outcome.label)
+        outcome = dataclasses.replace(outcome, label=label)
+    return outcome
 
 
 def _refusal_notes(refused: Iterable[tuple[int, str]], count: int, replays: Replays) -> list[str]:
@@ -291,13 +307,24 @@ class _DistinctLabels:
             result[i] = self._number(label)
         return result
 
-    def without_places(self) -> Int64:
-        """For each label, the number of a label with its marks but no place, -1 without marks; index -1 gives -1."""
-        result = []
-        for label in tuple(self.labels):
-            marks = dataclasses.replace(label, place=None)
-            result.append(-1 if marks == Label(()) else self._number(marks))
-        return np.array([*result, -1])
+    def fewer(self) -> tuple[Int64, Int64]:
+        """For each label, the numbers of labels that say less: without the call of the operator, and the marks alone.
+
+        The number is -1 where nothing is left, and for index -1.
+        """
+        labels = tuple(self.labels)
+        without_call = [
+            label
+            if label.place is None
+            else dataclasses.replace(label, place=dataclasses.replace(label.place, call=None))
+            for label in labels
+        ]
+        marks = [dataclasses.replace(label, place=None) for label in labels]
+        return self._reduced(without_call), self._reduced(marks)
+
+    def _reduced(self, labels: Sequence[Label]) -> Int64:
+        numbers = [-1 if label == Label(()) else self._number(label) for label in labels]
+        return np.array([*numbers, -1])
 
     def _number(self, label: Label) -> int:
         text = repr(label)
@@ -328,11 +355,10 @@ class _DistinctLabels:
     def frame(self) -> pl.DataFrame:
         """The place columns of each label."""
         rows = [_place(label) for label in self.labels]
-        columns = {name: [row.get(name) for row in rows] for name in PLACE_COLUMNS}
+        schema = {**dict.fromkeys(PLACE_COLUMNS, pl.String), **dict.fromkeys(CALL_COLUMNS, pl.Int32)}
+        columns = {name: [row.get(name) for row in rows] for name in schema}
         collectives = described_structs([label.collective for label in self.labels])
-        return pl.DataFrame(columns, schema=dict.fromkeys(PLACE_COLUMNS, pl.String)).with_columns(
-            collective=collectives
-        )
+        return pl.DataFrame(columns, schema=schema).with_columns(collective=collectives)
 
 
 def _merged(first: Label, second: Label) -> Label | None:
@@ -377,12 +403,17 @@ def _place(label: Label) -> dict[str, Any]:
     return {
         "label": SEPARATOR.join(label.path) or None,
         "module": label.module or place.module or None,
-        "op": place.op,
+        "op": place.op or (place.call and place.call.name),
         "stack": place.stack_text,
         "phase": place.phase or label.phase,
         "lane": label.lane,
         "metadata": msgspec.json.encode(metadata).decode() if metadata else None,
+        **({} if place.call is None else _of_call(place.call)),
     }
+
+
+def _of_call(call: CapturedCall) -> dict[str, Any]:
+    return {"operator": call.name, "inputs": call.inputs, "node": call.node, "nodes": call.nodes}
 
 
 # ---- Whether labels and trace are of one process

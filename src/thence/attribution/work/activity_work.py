@@ -1,29 +1,38 @@
-"""FLOP and bytes of every device activity, from the operator that launched it.
+"""FLOP and bytes of every device activity, from the best source that the trace has.
 
-An operator counts once, over the sum of its kernels: its FLOP and bytes are shared among them by their time. Of nested
-operators the outermost with FLOP decides, because the inner ones are how it computes; if none has FLOP, the innermost
-that has inputs.
+In this order, and for FLOP and bytes each on its own: what the program says of a mark (``thence.mark(flop=, bytes=)``),
+the HLO instruction, the call of the operator. An instruction, a call or a mark counts once, over the sum of its
+kernels: its FLOP and bytes are shared among them by their time. Copies have their own bytes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import polars as pl
 
 from thence.attribution.work.flop import FLOP
+from thence.attribution.work.instruction_work import instruction_work
 from thence.attribution.work.operands import arguments_of, tensors_of
+from thence.attribution.work.operator_calls import calls_in_graphs, calls_of_operators
+from thence.attribution.work.said import said_work
 from thence.attribution.work.traffic import traffic_of
-from thence.model.intervals import NO_ROW, chain_to
 
 if TYPE_CHECKING:
-    from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
 
-WORK = {"operator": pl.Int64(), "flop": pl.Float64(), "bytes": pl.Float64(), "dtype": pl.String()}
-"""Columns of `activity_work`: row in ``host`` of the operator, FLOP, bytes of memory traffic, and the data type that
-it computes in; null where unknown."""
+RULES = ("said", "hlo", "operator", "graph_operator", "copy")
+"""Where FLOP and bytes come from: a mark, the HLO instruction, the operator that launched the activity, the operator
+that was called when its CUDA graph was captured or in the eager run, and the activity's own bytes."""
+WORK: dict[str, Any] = {
+    "called": pl.Boolean(),  # whether the inputs of its operator, its instruction, or a statement of a mark are known
+    "flop": pl.Float64(),
+    "bytes": pl.Float64(),
+    "dtype": pl.String(),
+    "work_rule": pl.Enum(RULES),
+}
+"""Columns of `activity_work`: FLOP, bytes of memory traffic, the data type that it computes in, and the source of the
+FLOP, or else of the bytes; null where unknown."""
 ELEMENT_BYTES = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "int8": 1}
 """Bytes of an element by the data type in which a kernel computes."""
 _TYPES = {
@@ -35,8 +44,10 @@ _TYPES = {
     **dict.fromkeys(("c10::Float8_e4m3fn", "c10::Float8_e5m2"), "float8"),
 }
 """Data types by the names of element types of inputs."""
-_MAX_DEPTH = 64
-"""Operators with FLOP inside each other; PyTorch nests three."""
+_DEVICE_COPY = "DtoD"
+_ELEMENT_SIZE = r"OpaqueType<([0-9]{1,2})u?>"
+"""In names of PyTorch's kernels that move elements of any type: their bytes."""
+_SHARED: dict[str, Any] = {"index": pl.UInt32(), "flop": pl.Float64(), "traffic": pl.Float64(), "type": pl.String()}
 
 
 def activity_work(trace: Attributed, data_types: pl.Series) -> pl.DataFrame:
@@ -44,67 +55,87 @@ def activity_work(trace: Attributed, data_types: pl.Series) -> pl.DataFrame:
 
     Args:
         trace: a trace; its operators have the column ``inputs`` where the profiler recorded shapes.
-        data_types: in which each activity computes. They give the size of elements in lists of tensors, whose types are
-            not recorded.
+        data_types: in which each activity computes, by its name. They also give the size of elements in lists of
+            tensors whose types are not recorded.
     """
-    rows = _operators(trace)
-    element_bytes = data_types.replace_strict(ELEMENT_BYTES, default=None, return_dtype=pl.Int64)
-    operator = pl.Series(rows).replace(NO_ROW, None)
-    activities = trace.gpu.select("kind", "duration", "bytes", operator=operator, element_bytes=element_bytes)
-    called = trace.host.select("name", "inputs")[rows[rows != NO_ROW]].cast(pl.String)
-    named = activities.filter(pl.col("operator").is_not_null()).hstack(called)
-    of_call = named.select("name", "inputs", "element_bytes").unique()
-    works = [_work_of_call(*call) for call in of_call.iter_rows()]
-    schema = {"flop": pl.Float64(), "traffic": pl.Float64(), "type": pl.String()}
-    of_call = of_call.hstack(pl.DataFrame(works, schema=schema, orient="row"))
-    of_operator = (
-        named.join(of_call, on=["name", "inputs", "element_bytes"], nulls_equal=True)
-        .group_by("operator")
-        .agg(
-            pl.col("flop").max(),
-            pl.col("traffic").max(),
-            pl.col("duration").filter(pl.col("kind") == "kernel").sum().alias("whole"),
-            pl.col("type").first(),
+    activities = trace.gpu.select(
+        "kind", "duration", "bytes", "name", copied=pl.col("kind").is_in(["memcpy", "memset"]), dtype=data_types
+    ).with_row_index()
+    result = activities.select("index")
+    sources = {
+        "said": said_work(trace),
+        "hlo": _of_instructions(trace),
+        "operator": _of_calls(activities, calls_of_operators(trace)),
+        "graph_operator": _of_calls(activities, calls_in_graphs(trace)),
+    }
+    for rule, calls in sources.items():
+        columns = {name: f"{name}_{rule}" for name in ("flop", "traffic", "type")}
+        shared = _shared(activities, calls).with_columns(pl.lit(value=True).alias(f"called_{rule}")).rename(columns)
+        result = result.join(shared, on="index", how="left", maintain_order="left")
+    names = list(sources)
+
+    def first(column: str) -> pl.Expr:
+        return pl.coalesce(pl.col(f"{column}_{rule}") for rule in names)
+
+    times_moved = pl.when(pl.col("name").cast(pl.String).str.contains(_DEVICE_COPY, literal=True)).then(2).otherwise(1)
+    own = pl.when("copied").then(times_moved * pl.col("bytes").cast(pl.Float64))
+    rules = [
+        pl.when(pl.col(f"{column}_{rule}").is_not_null()).then(pl.lit(rule))
+        for column in ("flop", "traffic")
+        for rule in names
+    ]
+    return (
+        activities.hstack(result.drop("index"))
+        .select(
+            called=pl.any_horizontal(pl.col(f"called_{rule}").fill_null(value=False) for rule in names),
+            flop=pl.when(~pl.col("copied")).then(first("flop")),
+            bytes=pl.when("copied").then(own).otherwise(first("traffic")),
+            dtype=pl.when(~pl.col("copied")).then(pl.coalesce(first("type"), pl.col("dtype").cast(pl.String))),
+            work_rule=pl.when("copied").then(pl.lit("copy")).otherwise(pl.coalesce(rules)),
         )
+        .select(pl.col(name).cast(dtype) for name, dtype in WORK.items())
     )
-    shared = activities.join(of_operator, on="operator", how="left", maintain_order="left")
-    share = pl.col("duration") / pl.when(pl.col("whole") > 0).then("whole")
-    copied = pl.col("kind").is_in(["memcpy", "memset"])
-    return shared.select(
-        "operator",
-        flop=pl.when(~copied).then(pl.col("flop") * share),
-        bytes=pl.when(copied).then(pl.col("bytes").cast(pl.Float64)).otherwise(pl.col("traffic") * share),
-        dtype=pl.coalesce(pl.Series(data_types).cast(pl.String), pl.when(~copied).then("type")),
-    ).cast(WORK)  # type: ignore[arg-type]
 
 
-def _operators(trace: Attributed) -> Int64:
-    """Row in host of the operator whose work each activity does, `NO_ROW` for none."""
-    host = trace.host
-    launch = trace.places["launch"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
-    if host["inputs"].null_count() == host.height:
-        return np.full(len(launch), NO_ROW, np.int64)
-    parent = host["parent"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
-    has_inputs = host["inputs"].is_not_null().to_numpy()
-    used = host["name"].unique().drop_nulls()
-    names = used.filter(used.cast(pl.String).is_in(list(FLOP)))
-    multiplies = _outermost(
-        parent, launch, has_inputs & host["name"].is_in(names.implode()).fill_null(value=False).to_numpy()
+def _shared(activities: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """The part of each activity in the work of its call, by its share of the time of the call's kernels.
+
+    The type is that of the call's inputs. Of float32, which can be multiplied in TF32, and of unknown types the name of
+    the longest kernel decides.
+
+    Args:
+        activities: index, duration, copied and dtype.
+        calls: index of an activity, call (any number), flop, traffic and type of the whole call.
+    """
+    timed = calls.join(activities.select("index", "duration", "copied", "dtype"), on="index")
+    time = pl.when(~pl.col("copied")).then("duration")
+    whole = time.sum().over("call")
+    share = pl.when(whole > 0).then(time / whole)
+    named = pl.col("dtype").cast(pl.String).sort_by(time.fill_null(-1)).last().over("call")
+    decided = pl.when(pl.col("type").ne_missing("float32")).then("type")
+    return timed.select(
+        "index",
+        flop=pl.col("flop") * share,
+        traffic=pl.col("traffic") * share,
+        type=pl.coalesce(decided, named, pl.col("type")),
     )
-    return np.where(multiplies != NO_ROW, multiplies, chain_to(parent, launch, has_inputs))
 
 
-def _outermost(parent: Int64, rows: Int64, wanted: Mask) -> Int64:
-    """The outermost wanted row among each row and its ancestors, `NO_ROW` for none."""
-    found = chain_to(parent, rows, wanted)
-    for _ in range(_MAX_DEPTH):
-        inside = found != NO_ROW
-        further = np.full(len(found), NO_ROW, np.int64)
-        further[inside] = chain_to(parent, parent[found[inside]], wanted)
-        if (further == NO_ROW).all():
-            break
-        found = np.where(further != NO_ROW, further, found)
-    return found
+def _of_calls(activities: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """The work of calls: index, call, flop, traffic and type. Equal calls are computed once."""
+    stated = pl.col("name").cast(pl.String).str.extract(_ELEMENT_SIZE).cast(pl.Int64)
+    sizes = pl.col("dtype").cast(pl.String).replace_strict(ELEMENT_BYTES, default=None, return_dtype=pl.Int64)
+    of_kernel = activities.select("index", element_bytes=pl.coalesce(stated, sizes))
+    sized = calls.join(of_kernel, on="index").with_columns(
+        # of several kernels, all have the size that one of them says
+        element_bytes=pl.col("element_bytes").max().over("call")
+    )
+    key = ["name", "inputs", "element_bytes"]
+    distinct = sized.select(key).unique()
+    works = [_work_of_call(*call) for call in distinct.iter_rows()]
+    schema = {"flop": pl.Float64(), "traffic": pl.Float64(), "type": pl.String()}
+    distinct = distinct.hstack(pl.DataFrame(works, schema=schema, orient="row"))
+    return sized.join(distinct, on=key, nulls_equal=True).select("index", "call", *schema)
 
 
 def _work_of_call(name: str, inputs: str, element_bytes: int | None) -> tuple[int | None, int | None, str | None]:
@@ -116,3 +147,36 @@ def _work_of_call(name: str, inputs: str, element_bytes: int | None) -> tuple[in
     data_type = next((_TYPES[name] for name in types if name in _TYPES), None)
     flop = FLOP[name](arguments) if name in FLOP else None
     return flop, traffic_of(name, arguments, element_bytes), data_type
+
+
+def _of_instructions(trace: Attributed) -> pl.DataFrame:
+    """The work of each execution of an HLO instruction: index of an activity, call, flop, traffic and type.
+
+    Kernels of one instruction in one execution of its program are divided among as many executions of the instruction
+    as its rarest kernel has, in the order of their begin: in a loop it runs several times.
+    """
+    empty: dict[str, Any] = {**_SHARED, "call": pl.UInt32()}
+    modules = trace.programs["hlo"].drop_nulls().unique().to_list()
+    if not modules:
+        return pl.DataFrame(schema=empty)
+    module_of = trace.programs.select(program=pl.int_range(pl.len(), dtype=pl.Int32), module="hlo").drop_nulls()
+    ran = (
+        trace.gpu.select("program", "start", "name", "kind", pl.col("hlo").cast(pl.String))
+        .with_row_index()
+        .filter(~pl.col("kind").is_in(["memcpy", "memset"]))
+        .drop_nulls(["program", "hlo"])
+        .join(module_of, on="program", maintain_order="left")
+        .sort("start", maintain_order=True)
+    )
+    execution = ["program", "hlo"]
+    numbered = ran.with_columns(of_name=pl.len().over(*execution, "name"))
+    numbered = numbered.with_columns(times=pl.col("of_name").min().over(execution))
+    turn = pl.int_range(pl.len()).over(*execution, "name") * pl.col("times") // pl.col("of_name")
+    numbered = numbered.with_columns(turn=turn).with_columns(call=pl.struct(*execution, "turn").rank("dense"))
+    works = pl.concat(
+        instruction_work(trace.hlo[module]).with_columns(module=pl.lit(module, module_of.schema["module"]))
+        for module in modules
+    )
+    return numbered.join(works, on=["module", "hlo"]).select(
+        pl.col("index").cast(pl.UInt32), pl.col("call").cast(pl.UInt32), "flop", traffic="bytes", type="type"
+    )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from thence.attribution.work.operands import Tensor, flag_of, integers_of, tensor_at
+from thence.attribution.work.operands import Tensor, flag_of, integers_of, tensor_at, tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -175,6 +175,22 @@ def _attention(
     return flop
 
 
+def _recurrent(times: int) -> Callable[[Sequence[Argument]], int | None]:
+    """``_cudnn_rnn(input, weights, ...)``: each row of the input meets each weight matrix of each layer and direction.
+
+    The matrices of the state meet as many rows: one of each sequence and step.
+    """
+
+    def flop(arguments: Sequence[Argument]) -> int | None:
+        x = tensor_at(arguments, 0)
+        weights = [tensor for tensor in tensors_of(arguments[1]) if len(tensor.shape) == 2] if arguments[1:] else []
+        if x is None or not x.shape or not weights:
+            return None
+        return times * 2 * math.prod(x.shape[:-1]) * sum(weight.elements for weight in weights)
+
+    return flop
+
+
 _TIMES = BACKWARD_OF_ATTENTION
 
 FLOP: dict[str, Callable[[Sequence[Argument]], int | None]] = {
@@ -218,6 +234,8 @@ FLOP: dict[str, Callable[[Sequence[Argument]], int | None]] = {
     "aten::_efficient_attention_backward": _attention(1, 14, _TIMES, heads_last=True, lengths=6),
     "aten::_cudnn_attention_forward": _attention(0, 10),
     "aten::_cudnn_attention_backward": _attention(1, 14, _TIMES),
+    "aten::_cudnn_rnn": _recurrent(1),
+    "aten::_cudnn_rnn_backward": _recurrent(2),
     "flash_attn::_flash_attn_forward": _attention(0, 5, heads_last=True, bottom_right=True),
     "flash_attn::_flash_attn_backward": _attention(1, 11, _TIMES, heads_last=True, bottom_right=True),
 }

@@ -44,7 +44,7 @@ class Tensor:
 
     Attributes:
         shape: its sizes.
-        type: of an element, as Kineto names it; None inside of lists of tensors, whose types are not recorded.
+        type: of an element, as Kineto names it; None inside of lists of tensors, whose types Kineto does not record.
         strides: in elements; None if they are not recorded.
     """
 
@@ -76,6 +76,8 @@ class Tensor:
 Argument = Tensor | tuple[Tensor, ...] | str | None
 """A tensor, a list of tensors, the text of a scalar or of a list of scalars, or nothing (an argument not given)."""
 
+_LIST = "TensorList"
+"""Type of a list of tensors; thence's recorder adds the type that all of its elements have: ``TensorList<float>``."""
 _Sizes = list[JsonInt64 | list[JsonInt64]]
 """Sizes of a tensor, or of each tensor of a list."""
 
@@ -113,8 +115,9 @@ def arguments_of(inputs: str) -> tuple[Argument, ...] | None:
 
 
 def _argument(dims: _Sizes, kind: str, strides: _Sizes | None, value: str) -> Argument:
-    if kind == "TensorList":
-        return tuple(Tensor(tuple(sizes)) for sizes in dims if isinstance(sizes, list))
+    if kind.startswith(_LIST):
+        element = kind[len(_LIST) :].strip("<>") or None
+        return tuple(Tensor(tuple(sizes), element) for sizes in dims if isinstance(sizes, list))
     if kind in ELEMENT_BYTES or kind.startswith("c10::"):
         return Tensor(_integers(dims), kind, None if strides is None else _integers(strides))
     return value or None

@@ -178,6 +178,34 @@ def _index_select(arguments: Arguments) -> int | None:
     return _INDEX_BYTES * index.elements + 2 * taken * first.element_bytes
 
 
+def _index_copy(arguments: Arguments) -> int | None:
+    """``index_copy_(to, dimension, index, source)``: the source is read, and as much is written."""
+    index, source = tensor_at(arguments, 2), tensor_at(arguments, 3)
+    if index is None or source is None or index.bytes is None or source.bytes is None:
+        return None
+    return index.bytes + 2 * source.bytes
+
+
+def _arange(arguments: Arguments) -> int | None:
+    """``arange(start, end, step, ...)``: as many numbers as there are steps are written; of int64 by default."""
+    bounds = [_number(argument) for argument in arguments[: max(len(arguments) - _ARANGE_OPTIONS, 0)]]
+    if not bounds or None in bounds:
+        return None
+    known = [bound for bound in bounds if bound is not None]
+    start, end, step = {1: (0.0, *known, 1.0), 2: (*known, 1.0)}.get(len(known), tuple(known[:3]))
+    return None if step == 0 else _INDEX_BYTES * max(math.ceil((end - start) / step), 0)
+
+
+_ARANGE_OPTIONS = 4  # dtype, layout, device and pin_memory
+
+
+def _number(argument: Argument) -> float | None:
+    try:
+        return float(argument) if isinstance(argument, str) else None
+    except ValueError:
+        return None
+
+
 def _loss(arguments: Arguments) -> int | None:
     """``nll_loss_forward(input, target)``: one element of each row, and the target."""
     first, target = tensor_at(arguments, 0), tensor_at(arguments, 1)
@@ -187,11 +215,14 @@ def _loss(arguments: Arguments) -> int | None:
 
 
 def _loss_backward(arguments: Arguments) -> int | None:
-    """``nll_loss_backward(gradient, input, target)``: a gradient like the input is written."""
-    first, target = tensor_at(arguments, 1), tensor_at(arguments, 2)
-    if first is None or target is None or target.bytes is None or first.element_bytes is None:
-        return None
-    return target.bytes + first.elements * first.element_bytes
+    """``nll_loss_backward(gradient, input, target)``: one element of each row; another kernel writes the zeros."""
+    return _loss(arguments[1:])
+
+
+def _split(arguments: Arguments) -> int | None:
+    """``split_with_sizes_copy(input, ...)``: the input is read, and as much is written."""
+    first = tensor_at(arguments, 0)
+    return None if first is None or first.bytes is None else 2 * first.bytes
 
 
 def _attention(query: int, outputs: int) -> Traffic:
@@ -217,24 +248,84 @@ def _convolution_backward(arguments: Arguments) -> int | None:
     return inputs + sum(tensor.bytes or 0 for tensor in wanted if tensor is not None)
 
 
+def _recurrent(arguments: Arguments) -> int | None:
+    """``_cudnn_rnn(input, weights, stride, packed weights, ...)``: the input, the packed weights, and the output."""
+    x, packed = tensor_at(arguments, 0), tensor_at(arguments, 3)
+    hidden = integers_of(arguments[7]) if len(arguments) > 13 else None
+    both = flag_of(arguments[13]) if len(arguments) > 13 else None
+    if x is None or packed is None or not hidden or both is None or x.bytes is None or packed.bytes is None:
+        return None
+    return x.bytes + packed.bytes + (x.element_bytes or 0) * math.prod(x.shape[:-1]) * hidden[0] * (1 + both)
+
+
+def _scaled_product(arguments: Arguments) -> int | None:
+    """``_scaled_mm(a, b, scale_a, scale_b, bias, scale_result, out_dtype)``: all inputs, and the product."""
+    inputs, a, b = _all_inputs(arguments), tensor_at(arguments, 0), tensor_at(arguments, 1)
+    code = integers_of(arguments[6]) if len(arguments) > 6 else None
+    size = _SCALAR_BYTES.get(code[0]) if code else None
+    if inputs is None or a is None or b is None or size is None or not a.shape or not b.shape:
+        return None
+    return inputs + size * math.prod(a.shape[:-1]) * b.shape[-1]
+
+
+_SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 4, 4: 8, 5: 2, 6: 4, 7: 8, 11: 1, 15: 2, 23: 1, 24: 1}
+"""Bytes of an element by the number of its torch::ScalarType: Byte, Char, Short, Int, Long, Half, Float, Double, Bool,
+BFloat16, Float8_e5m2, Float8_e4m3fn."""
+
+
+def _stated_bytes(arguments: Arguments, number: int, default: int | None) -> int | None:
+    """Bytes of an element of the type that an argument states; the default if it states none."""
+    code = integers_of(arguments[number]) if number < len(arguments) and arguments[number] is not None else None
+    return default if not code else _SCALAR_BYTES.get(code[0])
+
+
+def _converted(arguments: Arguments) -> int | None:
+    """``_to_copy(input, dtype)``: the input is read, and as many elements are written."""
+    first = tensor_at(arguments, 0)
+    size = _stated_bytes(arguments, 1, None)
+    return None if first is None or first.bytes is None or size is None else first.bytes + size * first.elements
+
+
+def _like(dtype: int) -> Traffic:
+    """``ones_like(input, dtype)``: as many elements are written as the input has."""
+
+    def traffic(arguments: Arguments) -> int | None:
+        first = tensor_at(arguments, 0)
+        size = None if first is None else _stated_bytes(arguments, dtype, first.element_bytes)
+        return None if first is None or size is None else size * first.elements
+
+    return traffic
+
+
+def _created(sizes: int, dtype: int) -> Traffic:
+    """``zeros(sizes, dtype)``: these elements are written; of float32 unless their type is stated."""
+
+    def traffic(arguments: Arguments) -> int | None:
+        shape = integers_of(arguments[sizes]) if sizes < len(arguments) else None
+        size = _stated_bytes(arguments, dtype, 4)
+        return None if shape is None or size is None or min(shape, default=0) < 0 else size * math.prod(shape)
+
+    return traffic
+
+
 def _inductor(arguments: Arguments) -> int | None:
     """A Triton kernel by Inductor: all its tensors, inputs and outputs alike; those changed in place count once."""
     return _all_inputs(arguments)
 
 
-def _lists(read: Sequence[int], written: Sequence[int]) -> Callable[[Arguments, int], int | None]:
-    """Lists of tensors by the positions of arguments; their element type is not recorded and must be given."""
+def _lists(read: Sequence[int], written: Sequence[int]) -> Callable[[Arguments, int | None], int | None]:
+    """Lists of tensors by the positions of arguments; where their element type is not recorded, it must be given."""
 
-    def traffic(arguments: Arguments, element_bytes: int) -> int | None:
-        def elements(numbers: Sequence[int]) -> list[int]:
-            return [
-                sum(tensor.elements for tensor in tensors_of(arguments[number]))
-                for number in numbers
-                if number < len(arguments)
-            ]
-
-        counts = elements((*read, *written))
-        return element_bytes * sum(counts) if counts and max(counts) > 0 else None
+    def traffic(arguments: Arguments, element_bytes: int | None) -> int | None:
+        moved = [
+            tensor
+            for number in (*read, *written)
+            if number < len(arguments)
+            for tensor in tensors_of(arguments[number])
+        ]
+        sizes = [(tensor.element_bytes or element_bytes, tensor.elements) for tensor in moved]
+        known = [size * elements for size, elements in sizes if size is not None]
+        return sum(known) if known and len(known) == len(sizes) else None
 
     return traffic
 
@@ -274,9 +365,20 @@ TRAFFIC: dict[str, Traffic] = {
     "aten::embedding": _embedding,
     "aten::embedding_dense_backward": _embedding_backward,
     "aten::gather": _gather(2),
+    "aten::_to_copy": _converted,
+    **{f"aten::{name}": _like(1) for name in ("ones_like", "zeros_like", "rand_like", "randn_like")},
+    "aten::full_like": _like(2),
+    **{f"aten::{name}": _created(0, 1) for name in ("zeros", "ones")},
+    "aten::full": _created(0, 2),
     "aten::index_select": _index_select,
+    "aten::index_copy_": _index_copy,
+    "aten::arange": _arange,
+    "aten::scalar_tensor": lambda _: _INDEX_BYTES,
     "aten::nll_loss_forward": _loss,
     "aten::nll_loss_backward": _loss_backward,
+    "aten::split_with_sizes_copy": _split,
+    "aten::_scaled_mm": _scaled_product,
+    "aten::_cudnn_rnn": _recurrent,
     "aten::convolution_backward": _convolution_backward,
     "aten::_scaled_dot_product_flash_attention": _attention(0, 1),
     "aten::_scaled_dot_product_efficient_attention": _attention(0, 1),
@@ -293,7 +395,7 @@ TRAFFIC: dict[str, Traffic] = {
 }
 """By the name of the operator; one that is not here has no model."""
 
-LISTS: dict[str, Callable[[Arguments, int], int | None]] = {
+LISTS: dict[str, Callable[[Arguments, int | None], int | None]] = {
     # parameters, gradients, moments: all are read, and all but the gradients are written
     **{f"aten::_fused_{name}_": _lists((0, 1, 2, 3, 4), (0, 2, 3, 4)) for name in ("adam", "adamw")},
     "aten::_fused_sgd_": _lists((0, 1, 2), (0, 2)),
@@ -309,7 +411,7 @@ LISTS: dict[str, Callable[[Arguments, int], int | None]] = {
     "aten::_foreach_zero_": _lists((), (0,)),
     "aten::_foreach_norm": _lists((0,), ()),
 }
-"""Operators on lists of tensors, whose element type profilers do not record: also given the bytes of an element."""
+"""Operators on lists of tensors, whose element type Kineto does not record: also given the bytes of an element."""
 
 
 def traffic_of(name: str, arguments: Arguments, element_bytes: int | None) -> int | None:
@@ -323,5 +425,5 @@ def traffic_of(name: str, arguments: Arguments, element_bytes: int | None) -> in
     if name in TRAFFIC:
         return TRAFFIC[name](arguments)
     if name in LISTS:
-        return None if element_bytes is None else LISTS[name](arguments, element_bytes)
+        return LISTS[name](arguments, element_bytes)
     return _inductor(arguments) if name.startswith("triton_") else None

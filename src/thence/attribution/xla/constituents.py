@@ -63,7 +63,7 @@ _SLICING = ("dynamic-slice", "gather", "slice")  # read only as much of operand 
 _IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}
 """Opcodes that XLA runs in place, with the operand whose size is the number of bytes that they write."""
 _FUSED = ("custom-call", "fusion")  # their computations run as one kernel with the caller
-_MATRIX = ("convolution", "dot", "ragged-dot")
+PRODUCTS = ("convolution", "dot", "ragged-dot")
 _RENAMING = ("bitcast", "get-tuple-element", "reshape")  # no work inside a kernel
 _FREE = (*_RENAMING, "after-all", "constant", "iota", "parameter", "tuple")
 _LEVELS = 8  # of fusions in fusions; XLA creates two
@@ -148,27 +148,22 @@ def constituents_by_cost(module: HloModule) -> pl.DataFrame:
     Returns:
         Columns of `_CONSTITUENTS` for the instructions on the top level, which are those that run.
     """
-    graph = _Graph(module)
+    graph = KernelGraph(module)
     return graph.shares(_cost(module, graph))
 
 
-def _cost(module: HloModule, graph: _Graph) -> Float64:
+def _cost(module: HloModule, graph: KernelGraph) -> Float64:
     """Cost of each instruction as part of a kernel; see `constituents_by_cost`."""
     table = module.instructions
     opcode = table["opcode"]
-    reads = graph.bytes_read()
-    writes = np.where(graph.is_output, table["result_bytes"].to_numpy().astype(np.float64), 0.0)
-    for name, update in _IN_PLACE.items():
-        chosen = (opcode == name).to_numpy()
-        writes[chosen] = np.minimum(writes[chosen], graph.operand_bytes(update)[chosen])
-    matrix = opcode.is_in(_MATRIX).to_numpy()
+    matrix = opcode.is_in(PRODUCTS).to_numpy()
     flops = table["own_flops"].to_numpy().astype(np.float64)
     times = opcode.cast(pl.String).replace_strict(
         list(OPERATIONS), pl.Series(list(OPERATIONS.values()), dtype=pl.Float64), default=1.0
     )
     work = np.where(matrix, flops / MATRIX_FLOPS_PER_BYTE, flops * times.to_numpy() / VECTOR_OPERATIONS_PER_BYTE)
-    free = (opcode.is_in(_FREE) | opcode.is_in(_FUSED)).to_numpy() | graph.in_reducer
-    moved, work = (np.where(free, 0.0, each) for each in (reads + writes, work))
+    free = graph.free | opcode.is_in(_FUSED).to_numpy()
+    moved, work = (np.where(free, 0.0, each) for each in (graph.bytes_read() + graph.bytes_written(), work))
     of_kernel = [np.bincount(graph.kernel, each, graph.count + 1) for each in (moved, work)]
     longest = np.maximum(*of_kernel)
     cost = np.zeros(graph.count)
@@ -179,7 +174,7 @@ def _cost(module: HloModule, graph: _Graph) -> Float64:
     return cost
 
 
-class _Graph:
+class KernelGraph:
     """The kernel that contains each instruction, and the values that enter and leave each kernel."""
 
     def __init__(self, module: HloModule) -> None:
@@ -289,6 +284,20 @@ class _Graph:
         readers = np.bincount(origin[shared], minlength=self.count)
         amount[shared] /= readers[origin[shared]]
         return np.bincount(consumer, amount, self.count).astype(np.float64)
+
+    def bytes_written(self) -> Float64:
+        """Bytes that each instruction writes for what is outside its kernel."""
+        writes = np.where(self.is_output, self.result.astype(np.float64), 0.0)
+        for name, update in _IN_PLACE.items():
+            chosen = (self.opcode == name).to_numpy()
+            writes[chosen] = np.minimum(writes[chosen], self.operand_bytes(update)[chosen])
+        return writes
+
+    @property
+    def free(self) -> Mask:
+        """Instructions that do no work, or whose work is their caller's."""
+        free: Mask = self.opcode.is_in(_FREE).to_numpy() | self.in_reducer
+        return free
 
     def operand_bytes(self, position: int) -> Float64:
         """Bytes of one operand of each instruction."""

@@ -1,22 +1,24 @@
 """Finds the place in the program in which each node of a CUDA graph was made, from notes during its capture.
 
-Two things are noted, each with the number of nodes at that moment: boundaries of eager code
-(`thence.capture.boundaries`), if a recording has them, and launches in code that Inductor generated
-(`thence.capture.marks.generated_lines`).
+Three things are noted, each with the number of nodes at that moment: boundaries of eager code
+(`thence.capture.boundaries`), if a recording has them, launches in code that Inductor generated
+(`thence.capture.marks.generated_lines`), and calls of operators (`thence.capture.marks.captured_calls`).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from thence.capture.boundaries.places import LINE, MODULE, PHASE
 from thence.capture.marks.generated import LineFacts
 from thence.capture.marks.generated_lines import Run
-from thence.capture.marks.graph_labels import NodePlace
+from thence.capture.marks.graph_labels import NodeCall, NodePlace
 from thence.capture.marks.launch_facts import main_part
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from thence.capture.boundaries.places import Place
     from thence.capture.marks.launch_facts import Part
@@ -27,6 +29,63 @@ Noted = int | Launch | None
 """Number of a place, a launch, or None for the end of generated code."""
 
 _MAX_FRAMES = 1000
+
+
+@dataclass
+class Called:
+    """A call of an operator.
+
+    Attributes:
+        name: of the operator.
+        inputs: as JSON.
+        node: number of the autograd node that runs in a backward pass, or else was made last; None if unknown.
+        backward: whether such a node runs.
+        begin: number of the graph's nodes before the call.
+        end: and after it.
+    """
+
+    name: str
+    inputs: str
+    node: int | None
+    backward: bool
+    begin: int
+    end: int
+
+
+def with_calls(
+    places: Sequence[tuple[int, NodePlace | None]], calls: Sequence[Called]
+) -> list[tuple[int, NodePlace | None]]:
+    """The same places, with the operator whose call made each node.
+
+    A node of a backward pass outside of all modules has the module and lines of the forward call that made the
+    autograd node.
+
+    Args:
+        places: as `node_places` returns them.
+        calls: in order of their begin, so that of nested calls the inner one decides.
+    """
+    starts = [count for count, _ in places]
+    result = dict(places)
+
+    def placed(node: int) -> NodePlace:
+        index = bisect_right(starts, node) - 1
+        return (places[index][1] if index >= 0 else None) or NodePlace()
+
+    forward: dict[int, NodePlace] = {}
+    of_node: dict[int, NodePlace] = {}
+    for call in calls:
+        place = placed(call.begin)
+        if call.node is not None and not call.backward:
+            forward.setdefault(call.node, place)
+        made = forward.get(call.node or 0) if call.backward and place.module is None else None
+        for node in range(call.begin, call.end):
+            part = NodeCall(call.name, call.inputs, node - call.begin, call.end - call.begin)
+            own = placed(node)._replace(call=part)
+            of_node[node] = own if made is None else own._replace(module=made.module, stack=made.stack or own.stack)
+        if call.end > call.begin:
+            after = placed(call.end)
+            result.setdefault(call.end, None if after == NodePlace() else after)
+    return sorted({**result, **of_node}.items(), key=lambda item: item[0])
 
 
 def node_places(noted: Iterable[tuple[int, Noted]], named: Mapping[int, Place]) -> list[tuple[int, NodePlace | None]]:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from thence.capture.boundaries.places import LINE, MODULE, PHASE
 from thence.capture.cuda import cupti as cupti_library
 from thence.capture.cuda import driver as driver_library
-from thence.capture.marks.captured_places import node_places
+from thence.capture.marks.captured_calls import CapturedCalls
+from thence.capture.marks.captured_places import Called, node_places, with_calls
 from thence.capture.marks.frames import label_of, numbers, reopened, thread, top
 from thence.capture.marks.generated_lines import generated
 from thence.capture.marks.launch_facts import main_marks, main_part
@@ -52,6 +53,7 @@ class _Capture:
         base: frame of the autograd node in which it began; None outside of nodes.
         log: the frames that became the innermost one, each with the number of nodes at that moment.
         places: the notes about places, each with the number of nodes at that moment.
+        calls: the operators that were called, in order of their begin.
     """
 
     graph: int
@@ -61,6 +63,7 @@ class _Capture:
     base: Frame | None
     log: list[tuple[int, Frame | None]] = field(default_factory=list)
     places: list[tuple[int, Noted]] = field(default_factory=list)
+    calls: list[Called] = field(default_factory=list)
 
 
 class Streams(Protocol):
@@ -163,13 +166,31 @@ class Captures:
                 return None  # graph trees capture an empty graph first
             labels = _labels(capture.log)
             named = {} if self._boundaries is None else self._boundaries[1].named()
-            places = node_places(capture.places, named)
+            places = with_calls(node_places(capture.places, named), capture.calls)
             for sentence in tuple(generated.notes):
                 self._graphs.note(sentence)
             return self._graphs.add(driver, self._load_cupti(), capture.graph, capture.device, labels, places)
         except MissingRequirement as error:
             self._graphs.note(f"the nodes of a captured graph could not be read: {error}")
             return None
+
+    def called(self, name: str, inputs: str, node: int | None, backward: bool) -> Callable[[], None]:  # noqa: FBT001
+        """Note that this thread calls an operator; the result is to be called when it has returned.
+
+        The arguments are those of `thence.capture.marks.captured_places.Called`.
+        """
+        begun = []
+        for capture in tuple(self._live):
+            if self._belongs(capture) and (count := self._count(capture)) is not None:
+                call = Called(name, inputs, node, backward, count, count)
+                capture.calls.append(call)
+                begun.append((capture, call))
+
+        def ended() -> None:
+            for capture, call in begun:
+                call.end = self._count(capture) or call.begin
+
+        return ended
 
     def ended(self, owner: Any, captured: CapturedGraph) -> None:
         """Handle the success of a capture; `owner` is its torch.cuda.CUDAGraph."""
@@ -325,7 +346,7 @@ def _executable(owner: Any) -> int | None:
 def patch_torch(torch: Any, captures: Captures) -> Callable[[], None]:
     """Wrap the methods of torch.cuda.CUDAGraph to follow captures; the result undoes that."""
     owner = torch.cuda.CUDAGraph
-    wrappers = _wrappers(captures)
+    wrappers = _wrappers(captures, CapturedCalls(torch, captures.called))
     originals = {name: vars(owner)[name] for name in wrappers if name in vars(owner)}
     for name, original in originals.items():
         setattr(owner, name, _wrapped(original, wrappers[name]))
@@ -339,14 +360,16 @@ def patch_torch(torch: Any, captures: Captures) -> Callable[[], None]:
     return undo
 
 
-def _wrappers(captures: Captures) -> dict[str, Callable[..., None]]:
+def _wrappers(captures: Captures, calls: CapturedCalls) -> dict[str, Callable[..., None]]:
     """Wrappers by name of the method of torch.cuda.CUDAGraph; each is called with the method and the graph."""
 
     def capture_begin(original: Any, owner: Any, *args: Any, **kwargs: Any) -> None:
         original(owner, *args, **kwargs)
         captures.begun()
+        calls.enter()
 
     def capture_end(original: Any, owner: Any, *args: Any, **kwargs: Any) -> None:
+        calls.leave()
         captured = captures.ending()
         try:
             original(owner, *args, **kwargs)

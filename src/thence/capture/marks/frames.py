@@ -120,6 +120,11 @@ task = _Task()
 top = _Top()
 
 
+WORK_OF = "work_of"
+"""Key of metadata of nodes: number of the open mark that states their FLOP or bytes."""
+_STATED = frozenset({"flop", "bytes"})
+
+
 class Backward(NamedTuple):
     """Takes the place of the mark in the frame of an autograd node, whose forward was inside the frame `forward`."""
 
@@ -140,9 +145,23 @@ def label_of(frame: Frame | None, known: set[tuple[str, ...]]) -> Label | None:
     metadata: dict[str, object] = {}
     for m in reversed(marks):  # inner marks win
         metadata |= m.metadata
+    stating = _stating(frame)
+    if stating is not None:  # a statement holds as a whole: what an outer mark states is not about this work alone
+        own = stating[2].metadata
+        metadata = {key: value for key, value in metadata.items() if key not in _STATED}
+        metadata |= {key: own[key] for key in _STATED if key in own} | {WORK_OF: stating[1]}
     path = _path(frame, known)
     phase = "backward" if backward else "forward"
     return Label(path, phase, lane, metadata_text(metadata))
+
+
+def _stating(frame: Frame | None) -> Frame | None:
+    """The innermost frame whose mark states FLOP or bytes; None for work of the backward pass."""
+    while frame is not None and not isinstance(frame[2], Backward):
+        if not _STATED.isdisjoint(frame[2].metadata):
+            return frame
+        frame = frame[0]
+    return None
 
 
 def reopened(frame: Frame) -> bool:

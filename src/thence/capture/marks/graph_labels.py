@@ -42,6 +42,22 @@ class Label(NamedTuple):
     metadata: str = "{}"
 
 
+class NodeCall(NamedTuple):
+    """The call of the operator that made a node.
+
+    Attributes:
+        name: of the operator, or of the kernel that Inductor generated.
+        inputs: their shapes, types, strides and values as JSON (``HOST.inputs``).
+        node: position of the node among those of the call, from 0.
+        nodes: number of the nodes that the call made.
+    """
+
+    name: str
+    inputs: str
+    node: int
+    nodes: int
+
+
 class NodePlace(NamedTuple):
     """The place in the program in which a node was made.
 
@@ -52,6 +68,7 @@ class NodePlace(NamedTuple):
         op: in compiled code, the operator of the main part of the launch; None in eager code.
         parts: for a kernel with several parts, the module, innermost line, operator, phase and estimated
             share of each part.
+        call: of the operator that made the node.
     """
 
     module: str | None = None
@@ -59,6 +76,7 @@ class NodePlace(NamedTuple):
     phase: str | None = None
     op: str | None = None
     parts: tuple[tuple[str | None, str | None, str, str, float], ...] = ()
+    call: NodeCall | None = None
 
 
 class CapturedNodes(NamedTuple):
@@ -162,16 +180,24 @@ class LabelledGraphs:
                 f"captures through torch.cuda.CUDAGraph are seen. {why}".strip()
             )
         with self._lock:
+            inputs: dict[str, int] = {}
+            places = [{**place._asdict(), "call": _stored(place.call, inputs)} for place in self._places]
             return {
                 "format": GRAPH_LABELS,
                 "version": GRAPH_LABELS_VERSION,
                 "process": process_identity(),
                 "labels": [{**label._asdict(), "metadata": json.loads(label.metadata)} for label in self._labels],
-                "places": [place._asdict() for place in self._places],
+                "places": places,
+                "inputs": list(inputs),
                 "kernels": self._kernels.columns(),
                 "graphs": [asdict(graph) for graph in self._graphs],
                 "notes": list(self.notes),
             }
+
+
+def _stored(call: NodeCall | None, inputs: dict[str, int]) -> tuple[str, int, int, int] | None:
+    """A call with the index of its inputs in place of their text, which many calls share."""
+    return None if call is None else (call.name, _index(inputs, call.inputs), call.node, call.nodes)
 
 
 def _index(known: dict[_Named, int], value: _Named | None) -> int:

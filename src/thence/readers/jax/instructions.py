@@ -17,6 +17,7 @@ data 0.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -27,6 +28,7 @@ import msgspec
 import numpy as np
 import polars as pl
 from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from thence.model.hlo import INSTRUCTIONS
 from thence.model.json_fields import Count, NotAsWritten, decoded
@@ -356,6 +358,21 @@ _COUNTED_BY_SHAPE = frozenset(
 # Protobuf writes 64-bit integers as text in JSON.
 _Dimension = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,2}$")] | Annotated[int, msgspec.Meta(ge=0, lt=100)]
 _Times = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}$")] | Count
+_PRODUCTS = frozenset(("convolution", "dot", "ragged-dot", "custom-call"))
+_TYPES = {2: "int8", 10: "float16", 11: "float32", 12: "float64", 16: "bfloat16"} | dict.fromkeys(
+    (19, 20, 23, 24, 25, 28, 29, 33), "float8"
+)
+"""Names of element types in which products are computed, by PrimitiveType."""
+_TF32_PRECISIONS = frozenset(("DEFAULT", "HIGH"))
+"""Precisions at which XLA lets cuBLAS multiply float32 in TF32."""
+_PRECISION = 51
+"""Field of HloInstructionProto that holds a PrecisionConfig, which our schema leaves out."""
+_LIST_HEAD, _HIGH = 2, 1
+"""A PrecisionConfig begins with two bytes and the list of its operands' precisions: DEFAULT is 0, HIGH 1, HIGHEST 2. An
+algorithm that the program chose follows, with larger numbers."""
+_BACKWARD = re.compile("Backward")
+_CAUSAL = frozenset(("CAUSAL", "CAUSAL_MASK"))
+_NO_MASK = frozenset(("", "NO_MASK"))
 _NOWHERE = -1  # row of an operand that does not exist
 _NO_SHAPE = ShapeProto()
 _SUMS_CALLED = frozenset(("async-start", "call", "fusion"))
@@ -372,7 +389,8 @@ def work_columns(body: Body, shapes: Distinct[bytes], parsed: Sequence[ShapeProt
     exists = producers != _NOWHERE
     result_bytes = np.array([shape_bytes(shape) for shape in parsed], np.int64)[shapes.of_row]
     ids = np.where(exists, np.array(body.ids)[producers], operands.items)
-    own_flops = _own_flops(body, shapes, parsed, IntegerLists(producers, operands.counts))
+    given = IntegerLists(producers, operands.counts)
+    own_flops = _own_flops(body, shapes, parsed, given)
     return {
         "called": body.called.column(body.called.items),
         "operands": operands.column(ids),
@@ -380,6 +398,7 @@ def work_columns(body: Body, shapes: Distinct[bytes], parsed: Sequence[ShapeProt
         "operand_bytes": operands.sums(np.where(exists, result_bytes[producers], 0)),
         "flops": _flops_with_callees(body, own_flops),
         "own_flops": own_flops,
+        "product_type": _product_types(body, shapes, parsed, given, own_flops),
     }
 
 
@@ -410,6 +429,31 @@ def _own_flops(body: Body, shapes: Distinct[bytes], parsed: Sequence[ShapeProto]
             given = [_NO_SHAPE if p == _NOWHERE else parsed[shape_of[p]] for p in producers.of(row)]
             result[row] = _flops(body.instructions[row], parsed[shape_of[row]], given, body.config(row))
     return result
+
+
+def _product_types(
+    body: Body, shapes: Distinct[bytes], parsed: Sequence[ShapeProto], producers: IntegerLists, own_flops: list[int]
+) -> list[str | None]:
+    """The type in which each product or convolution multiplies."""
+    shape_of = shapes.of_row.tolist()
+    types: list[str | None] = [None] * len(body.ids)
+    for row, opcode in enumerate(body.opcodes):
+        first = next(iter(producers.of(row)), _NOWHERE) if opcode in _PRODUCTS and own_flops[row] else _NOWHERE
+        if first != _NOWHERE:
+            types[row] = _TYPES.get(parsed[shape_of[first]].element_type)
+            if types[row] == "float32" and _in_tf32(body.instructions[row], body.config(row)):
+                types[row] = "tf32"
+    return types
+
+
+def _in_tf32(instruction: HloInstructionProto, config: bytes) -> bool:
+    """Whether XLA lets a product of float32 be computed in TF32, by the precision that the program asks for."""
+    if instruction.opcode == "custom-call":
+        named = backend_config(config).gemm.precision.operands
+        return bool(named) and _TF32_PRECISIONS.issuperset(named)
+    unknown = UnknownFieldSet(instruction)
+    stated = [unknown[place].data for place in range(len(unknown)) if unknown[place].field_number == _PRECISION]
+    return instruction.opcode == "dot" and all(max(data[_LIST_HEAD:], default=0) <= _HIGH for data in stated)
 
 
 def _flops_with_callees(body: Body, own_flops: list[int]) -> list[int]:
@@ -481,14 +525,49 @@ def _convolution(instruction: HloInstructionProto, result: ShapeProto, operands:
 def _custom_call(
     instruction: HloInstructionProto, result: ShapeProto, operands: Sequence[ShapeProto], config: bytes
 ) -> int:
-    """Floating-point operations of matrix products and convolutions of libraries; 0 for other targets."""
+    """Floating-point operations of products, convolutions and attention of libraries; 0 for other targets."""
     target = instruction.custom_call_target
     if target.startswith("__cudnn$conv"):
-        return _convolution(instruction, result, operands)
+        return _cudnn_convolution(instruction, result, operands)
+    if target.startswith("__cudnn$fmha"):
+        return _attention(target, operands, backend_config(config).attention)
     if not target.startswith(_GEMM_TARGETS):
         return 0
     contracting = backend_config(config).gemm.numbers.lhs_contracting
     return _dot(result, operands, map(int, contracting)) if contracting else 0
+
+
+def _cudnn_convolution(instruction: HloInstructionProto, result: ShapeProto, operands: Sequence[ShapeProto]) -> int:
+    """Of a forward convolution and its two gradients: each position of the forward's output meets the kernel.
+
+    The gradient of the input takes (gradient, kernel), that of the kernel (input, gradient) and returns a kernel; the
+    dimension numbers are those of the forward.
+    """
+    if len(operands) < 2:
+        return 0
+    first = result.tuple_shapes[0] if result.tuple_shapes else result
+    target = instruction.custom_call_target
+    if target.startswith("__cudnn$convBackwardInput"):
+        output, kernel = operands[0], operands[1]
+    elif target.startswith("__cudnn$convBackwardFilter"):
+        output, kernel = operands[1], first
+    else:
+        output, kernel = first, operands[1]
+    return _convolution(instruction, output, (output, kernel))
+
+
+def _attention(target: str, operands: Sequence[ShapeProto], config: _Attention) -> int:
+    """Of cuDNN's attention by the shape of its scores, [batch, heads, queries, keys]; 0 for lengths on the device."""
+    sizes = [int(n) for n in config.scores.dimensions]
+    causal = config.mask in _CAUSAL
+    if len(sizes) != 4 or len(operands) < 3 or not (causal or config.mask in _NO_MASK):
+        return 0
+    batch, heads, queries, keys = sizes
+    widths = [operand.dimensions[-1] if operand.dimensions else 0 for operand in (operands[0], operands[2])]
+    seen = min(queries, keys)
+    pairs = seen * (seen + 1) // 2 + (queries - seen) * keys if causal else queries * keys
+    forward = 2 * batch * heads * pairs * sum(widths)
+    return forward * 5 // 2 if _BACKWARD.search(target) else forward
 
 
 def _result_elements(shape: ShapeProto) -> int:
@@ -500,8 +579,22 @@ class _DotNumbers(msgspec.Struct, frozen=True):
     lhs_contracting: tuple[_Dimension, ...] = msgspec.field(default=(), name="lhs_contracting_dimensions")
 
 
+class _Precision(msgspec.Struct, frozen=True):
+    operands: tuple[str, ...] = msgspec.field(default=(), name="operand_precision")
+
+
 class _Gemm(msgspec.Struct, frozen=True):
     numbers: _DotNumbers = msgspec.field(default=_DotNumbers(), name="dot_dimension_numbers")
+    precision: _Precision = msgspec.field(default=_Precision(), name="precision_config")
+
+
+class _Scores(msgspec.Struct, frozen=True):
+    dimensions: tuple[_Times, ...] = ()
+
+
+class _Attention(msgspec.Struct, frozen=True):
+    scores: _Scores = msgspec.field(default=_Scores(), name="intermediate_tensor_shape")
+    mask: str = msgspec.field(default="", name="mask_type")
 
 
 class _TripCount(msgspec.Struct, frozen=True):
@@ -513,10 +606,12 @@ class BackendConfig(msgspec.Struct, frozen=True):
 
     Attributes:
         gemm: of a call of cuBLAS: its dimension numbers.
+        attention: of a call of cuDNN's attention: the shape of its scores, and its mask.
         trip_count: of a while; None if it is not known.
     """
 
     gemm: _Gemm = msgspec.field(default=_Gemm(), name="gemm_backend_config")
+    attention: _Attention = msgspec.field(default=_Attention(), name="cudnn_fmha_backend_config")
     trip_count: _TripCount | None = msgspec.field(default=None, name="known_trip_count")
 
 

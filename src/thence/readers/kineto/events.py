@@ -103,6 +103,8 @@ _LABEL_FIELDS = {
     "label": "graph_label",
     "shown_in": "lane",  # the label's lane; the column "lane" is the event's (pid, tid)
     "detail": "label_detail",
+    "operator": "operator",
+    "inputs": "operator_inputs",
     **{name: name for name in GRAPH_LABELS if name != "label"},
 }
 
@@ -288,6 +290,10 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     label_rule: Any = None
     label_confidence: Any = None
     label_detail: Any = None
+    operator: Any = None
+    operator_inputs: Any = None
+    operator_node: Any = None
+    operator_nodes: Any = None
     graph_label: Any = msgspec.field(default=None, name="label")
     module: Any = None
     op: Any = None
@@ -588,7 +594,17 @@ def _graph_label_columns(events: Sequence[Event]) -> Columns:
     ]
     confidence = (arg.label_confidence for arg in args)
     values = (float(c) if isinstance(c, int | float) else float("nan") for c in confidence)
+    result |= {name: np.array([_number(getattr(arg, f"operator_{name}")) for arg in args], np.int64) for name in _PARTS}
     return result | {"gpu": np.array(rows, np.int64), "confidence": np.fromiter(values, np.float64, len(args))}
+
+
+_PARTS = ("node", "nodes")
+_MAX_PART = 1 << 31
+
+
+def _number(value: object) -> int:
+    """A position or a number of nodes; -1 for anything else."""
+    return value if type(value) is int and 0 <= value < _MAX_PART else -1
 
 
 def _text_or_empty(value: object) -> str:

@@ -515,6 +515,7 @@ def graph_places(joined: Arrays, annotated: Written, gpu_order: Array) -> tuple[
     }
     confidence = pl.Series(joined["confidence"]).fill_nan(None)
     columns["lane"] = columns.pop("shown_in")
+    columns |= {name: _integers(joined[name], 0) for name in ("node", "nodes")}
     rows = _row_after(joined["gpu"], gpu_order)
     labelled, rule = columns["label"].is_not_null(), columns["rule"]
     # Rules that this version does not know, or that contradict the presence or absence of a label.

@@ -14,14 +14,16 @@ from thence.writers.charts.chart import Chart
 from thence.writers.charts.description import COLOURS, NEUTRAL, Axis, Series
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from thence.analysis.collectives.answer import Collectives
     from thence.analysis.programs.answer import Programs
     from thence.analysis.programs.compilation import Compilation
     from thence.analysis.report.summary import Summary
+    from thence.analysis.roofline import Roofline
     from thence.analysis.streams import Streams
     from thence.analysis.timelines.overview import Overview
+    from thence.model.peaks import Peaks
 
 _MAX_POINTS = 1500
 """Points of a chart: with more collectives, a chart has the lines through their means or medians alone."""
@@ -40,6 +42,7 @@ _GROUP_COLOURS = {
     "copy": _BROWN,
     "other": NEUTRAL,
 }
+_BOUND_COLOURS = {"compute": _BLUE, "memory": _ORANGE, "latency": _WINE, "cache": _TEAL, "link": _RED}
 _CLASS_COLOURS = dict(zip(CLASSES, (_BLUE, _ORANGE, _TEAL), strict=True))
 
 
@@ -103,6 +106,60 @@ def timeline_chart(overview: Overview) -> Chart:
     rows = {name: f"{format_ns(busy_ns)} busy" for name, busy_ns in counts}
     time = Axis("start_ns", "since the first activity", "ns")
     return Chart("Streams over time", series, time, Axis("stream", scale="rows"), "\n".join(overview.notes), rows)
+
+
+def roofline_chart(found: Roofline) -> Chart:
+    """FLOP/s against arithmetic intensity, both logarithmic: a dot for each place with FLOP and bytes, and rooflines.
+
+    A roofline rises with the memory's bandwidth up to the peak of a data type.
+    """
+    points = found.rows.filter(pl.col("intensity") > 0, pl.col("tflops") > 0).head(_MAX_POINTS)
+    if points.is_empty() or not found.peaks:
+        return Chart("Roofline", (), Axis("intensity", "FLOP / byte"), Axis("tflops", "TFLOP/s"))
+    peaks = found.peaks[0][2]
+    names = _cut(points["name"].cast(pl.String).fill_null("no place"))
+    data = points.select(
+        "bound", "intensity", "tflops", "total_ns", "peak_share",
+        name=names, area=pl.col("total_ns") / points["total_ns"].max(),
+        note=pl.format(
+            "{}\n{} ms, {} % of the roofline", names, (pl.col("total_ns") / 1e6).round(3),
+            (100 * pl.col("peak_share")).round(1),
+        ),
+    )  # fmt: skip
+    series = [*_roofs(found, peaks, data["intensity"])]
+    series += [
+        Series(f"{bound} bound", "dot", part.drop("bound"), _BOUND_COLOURS.get(str(bound), NEUTRAL))
+        for (bound,), part in data.group_by(["bound"], maintain_order=True)
+    ]
+    alone = found.rows.filter(pl.col("bytes").is_not_null(), pl.col("flop").is_null())
+    share = int(alone["total_ns"].sum()) / max(int(found.rows["total_ns"].sum()), 1)
+    caption = (
+        f"A dot is a {found.heading} with known FLOP and bytes, its size its GPU time. Lines are what {peaks.device} "
+        f"allows ({peaks.source})."
+    )
+    if share:
+        caption += f" Rows with bytes alone, {format_share(share, 1)} of the GPU time, are in the table."
+    return Chart(
+        "Roofline",
+        tuple(series),
+        Axis("intensity", "arithmetic intensity, FLOP per byte of memory traffic", "count", "log"),
+        Axis("tflops", "TFLOP/s", "count", "log"),
+        caption,
+    )
+
+
+def _roofs(found: Roofline, peaks: Peaks, intensity: pl.Series) -> Iterator[Series]:
+    """A line for each data type with FLOP: bandwidth x intensity, at most its peak."""
+    known = [(dtype, peaks.tflops[dtype]) for dtype in found.dtypes if dtype in peaks.tflops]
+    if peaks.gbps is None or not known:
+        return
+    ridges = [1e3 * tflops / peaks.gbps for _, tflops in known]
+    low = min(float(intensity.min()), min(ridges) / 10)  # type: ignore[arg-type] # numbers
+    high = max(float(intensity.max()), 3 * max(ridges))  # type: ignore[arg-type]
+    for number, ((dtype, tflops), ridge) in enumerate(zip(known, ridges, strict=True)):
+        at = [low, ridge, high]
+        line = pl.DataFrame({"intensity": at, "tflops": [low * peaks.gbps / 1e3, tflops, tflops]})
+        yield Series(f"{dtype}: {tflops:,.0f} TFLOP/s", "line", line, (NEUTRAL, _BROWN, _VIOLET, _LILAC)[number % 4])
 
 
 def groups_chart(streams: Streams) -> Chart:

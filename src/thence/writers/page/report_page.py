@@ -32,9 +32,11 @@ from thence.writers.page.report_tables import (
     MAX_NAME,
     MAX_ROWS,
     PROGRAM_FIELDS,
+    ROOFLINE_FIELDS,
     SIZE_FIELDS,
     SPREAD_FIELDS,
     STREAM_FIELDS,
+    Field,
     folded_data,
     frame_data,
     summary_data,
@@ -297,6 +299,22 @@ def _tab_title(summary: Summary) -> str:
     return title if "_" in title else title[0].upper() + title[1:]
 
 
+_LEAST_MODELLED = 0.01
+"""Share of the GPU time that must have a model for a section on its use."""
+
+
+def _use(page: Page) -> Section | None:
+    """How well the GPU was used, with the roofline."""
+    found = page.roofline.result
+    if found is None or found.modelled_share < _LEAST_MODELLED:
+        return None
+    chart = results.roofline_chart(found)
+    name, title = "use", "Use of the GPU"
+    html = notes([*_of_steps(page), *found.about()]) + (_place(chart) if chart.series else "")
+    table = frame_data(found.rows, (Field("name", found.heading, "text"), *ROOFLINE_FIELDS))
+    return Section(name, title, html + _table(name, title) + notes(found.remarks()), {name: table})
+
+
 def _idle(page: Page) -> Section | None:
     """Idle time by cause and by place, idle time after calls that emptied the queue, and waits for the last rank."""
     idle = page.idle
@@ -445,9 +463,12 @@ def _attribution(page: Page) -> Section:
 
 
 def _missing(page: Page) -> Iterator[str]:
-    """The reasons why the page has no section on collectives, programs or compilation."""
+    """The reasons why the page has no section on collectives, programs, compilation or the use of the GPU."""
     prefix = f"{named_inputs(page.summary.meta.inputs)}: "
-    for part in (page.collectives, page.programs, page.compilation):
+    used = page.roofline.result
+    if used is not None and used.modelled_share < _LEAST_MODELLED and not used.reasons.is_empty():
+        yield f"FLOP and bytes of the work are not known: {used.reasons['text'][0]}."
+    for part in (page.collectives, page.programs, page.compilation, page.roofline):
         if part.result is None:
             reason = part.reason.removeprefix(prefix)
             sentence = f"The trace {reason}" if reason.startswith(("holds ", "describes ")) else reason
@@ -457,6 +478,7 @@ def _missing(page: Page) -> Iterator[str]:
 SECTIONS: tuple[Callable[[Page], Section | None], ...] = (
     _timeline,
     _time,
+    _use,
     _idle,
     _flame,
     _streams,

@@ -49,6 +49,17 @@ STREAM_FIELDS = (
     Field("busy_ns", "busy", "ns", bar=True),
     Field("concurrent_ns", "with another busy", "ns"),
 )
+ROOFLINE_FIELDS = (
+    Field("total_ns", "total", "ns"),
+    Field("headroom_ns", "headroom", "ns", bar=True),
+    Field("share", "of headroom", "share"),
+    Field("bound", "bound by", "text"),
+    Field("tflops", "TFLOP/s", "number"),
+    Field("gbps", "GB/s", "gbps"),
+    Field("peak_share", "of roofline", "share"),
+    Field("modelled_share", "modelled", "share"),
+    Field("count", "count", "count"),
+)
 IDLE_CAUSE_FIELDS = (
     Field("cause", "cause", "text"),
     Field("meaning", "what it means", "text"),

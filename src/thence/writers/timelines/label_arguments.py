@@ -3,7 +3,9 @@
 An event of an activity in a CUDA graph has ``label_rule``: the code of how the label was joined, or of the reason
 why there is no label. In the latter case ``label_detail`` may have more about the reason. Other arguments are
 ``label``, ``module``, ``op`` ... as far as the joined label has them, ``lane``, ``label_confidence`` for alignments,
-and ``annotations`` with the other metadata of marks at capture. Collectives are described under Kineto's own names.
+and ``annotations`` with the other metadata of marks at capture. ``operator``, ``operator_inputs``, ``operator_node``
+and ``operator_nodes`` are the call that launched the activity, as in ``graph_places``. Collectives are described under
+Kineto's own names.
 Activities that were launched outside of graphs have only ``lane`` and ``annotations``.
 """
 
@@ -50,6 +52,8 @@ def graph_arguments(trace: Attributed, *, collectives: bool) -> pl.DataFrame:
     ).to_series()
     details = _member(joined["detail"], "label_detail")
     members = [*texts, _member(rules, "label_rule"), details, confidence, annotations_of(whole["metadata"])]
+    members += [_member(joined["operator"], "operator"), _member(joined["inputs"], "operator_inputs")]
+    members += [_number(joined[name], f"operator_{name}") for name in ("node", "nodes")]
     if collectives:
         members.append(collective_arguments(joined.unnest("collective")))
     columns = [values.alias(f"m{i}") for i, values in enumerate(members)]

@@ -1,0 +1,189 @@
+"""The roofline of every device activity: the shortest time that its device allows for its work.
+
+It is the longest of FLOP / peak of the data type, bytes / bandwidth of memory and, for communication and copies between
+devices or with the host, bytes / bandwidth of the link; at most the activity's own time. Williams, Waterman, Patterson:
+"Roofline" (2009).
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.analysis.grouping.data_types import data_types
+from thence.analysis.grouping.kernel_groups import communicates
+from thence.attribution.work.activity_work import activity_work
+from thence.errors import MissingData
+from thence.model.collective_kinds import bandwidths, kind_of
+from thence.model.peaks import DTYPES, peaks_of
+from thence.model.thresholds import MAX_OVER_PEAK, SHORT_KERNEL_NS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from thence.model.attributed import Attributed
+    from thence.model.peaks import Peaks
+
+REASONS: Mapping[str, str] = MappingProxyType(
+    {
+        "no_operator": "it was launched by no operator whose inputs are recorded: torch.profiler records them with "
+        "record_shapes=True; in CUDA graphs, thence record and thence.save_labels() take them at capture, and thence "
+        "label --eager from a run without graphs or a trace of the capture",
+        "no_instruction": "its HLO instruction is not known",
+        "no_model": "the operator's inputs are recorded, but nothing says how many bytes it moves, or they are lists "
+        "whose shapes are not recorded",
+        "communication": "it communicates, and the trace does not say how much",
+        "link": "it copies over a link whose bandwidth is not known",
+        "no_peak": "the peak of its data type on this device is not known",
+        "exceeds": "its FLOP or bytes in its time are more than the device allows, so they are counted wrong",
+    }
+)
+"""Why an activity has no roofline, by code."""
+BOUNDS = ("compute", "memory", "link", "cache", "latency")
+"""What decides the roofline of an activity. cache: its bytes in its time exceed the memory's bandwidth, because they
+come from the cache. latency: it is too short for any (`thence.model.thresholds.SHORT_KERNEL_NS`)."""
+_SCHEMA = {
+    "rank": pl.Int32(), "device": pl.Int32(), "duration": pl.Int64(), "reason": pl.String(), "dtype": pl.String(),
+    "flop": pl.Float64(), "bytes": pl.Float64(), "compute_ns": pl.Float64(), "roofline_ns": pl.Float64(),
+    "bound": pl.String(), "work_rule": pl.String(),
+}  # fmt: skip
+
+
+def known_peaks(trace: Attributed, given: Peaks | None) -> dict[tuple[int, int], Peaks]:
+    """The peaks of each device by rank and device; devices of unknown peaks are left out.
+
+    Raises:
+        MissingData: the peaks of none of the devices are known.
+    """
+    pairs = trace.gpu.select("rank", "device").unique().sort("rank", "device").rows()
+    if given is not None:
+        return dict.fromkeys(pairs, given)
+    names = {(device.rank, device.device): device.name or "" for device in trace.meta.devices}
+    found = {pair: peaks for pair in pairs if (peaks := peaks_of(names.get(pair, ""))) is not None}
+    if not found:
+        unknown = sorted({names.get(pair) or "a device without a name" for pair in pairs})
+        raise MissingData(
+            f"{', '.join(trace.meta.inputs)}: the peaks of {', '.join(unknown)} are not known; "
+            "--peak bfloat16=989 --bandwidth 3350 states them (TFLOP/s without sparsity, and GB/s), and "
+            "thence roofline --measure-peaks measures them"
+        )
+    return found
+
+
+def activity_rooflines(trace: Attributed, peaks: Mapping[tuple[int, int], Peaks]) -> pl.DataFrame:
+    """Work and roofline of each row of ``gpu``.
+
+    Args:
+        trace: attributed.
+        peaks: as `known_peaks` returns them.
+
+    Returns:
+        columns rank, device, duration, reason (of `REASONS`; null where there is a roofline), and, null where there is
+        none: dtype (of the FLOP), flop, bytes, compute_ns (FLOP / peak), roofline_ns, bound (of `BOUNDS`), work_rule.
+    """
+    types = data_types(trace)
+    work = activity_work(trace, types)
+    activities = (
+        trace.gpu.select("rank", "device", "kind", "duration", "name", "program", communicates=communicates(trace))
+        .hstack(work)
+        .with_columns(link_bytes=_link_bytes(trace))
+        .join(_ceilings(peaks), on=["rank", "device"], how="left", maintain_order="left")
+    )
+    rated = _in_tf32(activities)
+    rated = _with_times(rated)
+    known = pl.col("reason").is_null()
+    ideal = pl.max_horizontal("compute_ns", "bytes_ns")
+    shown = {
+        "dtype": pl.when(pl.col("flop").is_not_null()).then("dtype"),
+        "roofline_ns": pl.min_horizontal(ideal, pl.col("duration").cast(pl.Float64)),
+        "bound": _bound(ideal),
+        **{column: pl.col(column) for column in ("flop", "bytes", "compute_ns", "work_rule")},
+    }
+    return (
+        rated.with_columns(reason=_reason())
+        .select("rank", "device", "duration", "reason", **{n: pl.when(known).then(e) for n, e in shown.items()})
+        .select(pl.col(column).cast(dtype) for column, dtype in _SCHEMA.items())
+    )
+
+
+def _with_times(rated: pl.DataFrame) -> pl.DataFrame:
+    """Adds links (whether its bytes pass over a link), and the times that FLOP and bytes take at the ceilings."""
+    name = pl.col("name").cast(pl.String)
+    copies = pl.col("kind") == "memcpy"
+    over_host, over_gpu = copies & name.str.contains("HtoD|DtoH"), copies & name.str.contains("PtoP")
+    links = pl.col("communicates") | over_host | over_gpu
+    link = pl.when(over_host).then("host_link").otherwise("gpu_link")
+    moved = pl.when("communicates").then("link_bytes").otherwise("bytes")
+    return rated.with_columns(
+        links=links,
+        bytes=moved,
+        flop=pl.when(~links).then("flop"),
+        compute_ns=pl.when(~links).then(pl.col("flop") / pl.col("tflops") / 1e3),  # FLOP / (TFLOP/s) = 1e-12 s
+        bytes_ns=moved / pl.when(links).then(link).otherwise("gbps"),
+    )
+
+
+def _reason() -> pl.Expr:
+    """Why an activity has no roofline; null if it has one."""
+    most = MAX_OVER_PEAK * pl.max_horizontal("duration", 1)
+    stated = pl.col("cache").is_not_null()  # peaks that the user gives may be lower than what the device can do
+    exceeds = stated & (
+        (pl.col("compute_ns") > most)
+        | ((pl.col("bytes_ns") > most) & (pl.col("links") | (pl.col("bytes") > pl.col("cache"))))
+    )
+    unknown = pl.col("flop").is_null() & pl.col("bytes").is_null()
+    return (
+        pl.when(pl.col("communicates") & pl.col("bytes").is_null()).then(pl.lit("communication"))
+        .when(pl.col("links") & pl.col("bytes_ns").is_null()).then(pl.lit("link"))
+        .when(pl.col("links") & exceeds).then(pl.lit("exceeds"))
+        .when("links").then(None)
+        .when(unknown & ~pl.col("called") & pl.col("program").is_not_null()).then(pl.lit("no_instruction"))
+        .when(unknown & ~pl.col("called")).then(pl.lit("no_operator"))
+        .when(unknown).then(pl.lit("no_model"))
+        .when((pl.col("flop").is_not_null() & pl.col("tflops").is_null()) | pl.col("gbps").is_null())
+        .then(pl.lit("no_peak"))
+        .when(exceeds).then(pl.lit("exceeds"))
+    )  # fmt: skip
+
+
+def _bound(ideal: pl.Expr) -> pl.Expr:
+    """What decides the roofline, one of `BOUNDS`."""
+    return (
+        pl.when("links").then(pl.lit("link"))
+        .when((pl.col("duration") <= SHORT_KERNEL_NS) & (ideal < pl.col("duration") / 2)).then(pl.lit("latency"))
+        .when(pl.col("compute_ns").fill_null(0) >= pl.col("bytes_ns").fill_null(0)).then(pl.lit("compute"))
+        .when(pl.col("bytes_ns") > pl.col("duration")).then(pl.lit("cache"))
+        .otherwise(pl.lit("memory"))
+    )  # fmt: skip
+
+
+def _ceilings(peaks: Mapping[tuple[int, int], Peaks]) -> pl.DataFrame:
+    """A row for each device: its TFLOP/s by data type, and its GB/s."""
+    rows = [
+        {"rank": rank, "device": device, "gbps": found.gbps, "cache": found.cache_bytes, "gpu_link": found.gpu_link,
+         "host_link": found.host_link, **{f"peak_{dtype}": found.tflops.get(dtype) for dtype in DTYPES}}
+        for (rank, device), found in peaks.items()
+    ]  # fmt: skip
+    numbers = ("gbps", "cache", "gpu_link", "host_link", *(f"peak_{dtype}" for dtype in DTYPES))
+    return pl.DataFrame(rows, {"rank": pl.Int32(), "device": pl.Int32(), **dict.fromkeys(numbers, pl.Float64())})
+
+
+def _in_tf32(activities: pl.DataFrame) -> pl.DataFrame:
+    """Adds ``tflops``, the peak of the data type. Float32 that is faster than its peak was computed in TF32."""
+    fast = pl.col("flop") / pl.col("duration") / 1e3 > pl.col("peak_float32")
+    dtype = pl.when((pl.col("dtype") == "float32") & fast).then(pl.lit("tf32")).otherwise("dtype")
+    peak = [pl.when(pl.col("dtype") == dtype).then(f"peak_{dtype}") for dtype in DTYPES]
+    return activities.with_columns(dtype=dtype).with_columns(tflops=pl.coalesce(peak))
+
+
+def _link_bytes(trace: Attributed) -> pl.Series:
+    """Bytes that each collective must move over a device's link, as bus bandwidth counts them; null for all others."""
+    described = trace.collectives.select(
+        "gpu", "bytes", "group_size", collective=kind_of(pl.col("collective")), once=pl.lit(1.0)
+    ).unique("gpu", keep="first")
+    _, bus = bandwidths("once")
+    rows = pl.select(gpu=pl.int_range(trace.gpu.height, dtype=pl.Int32))
+    moved = described.drop_nulls("gpu").select("gpu", link_bytes=bus)
+    return rows.join(moved, on="gpu", how="left", maintain_order="left")["link_bytes"]

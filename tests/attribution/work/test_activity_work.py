@@ -1,0 +1,118 @@
+"""Work of activities: every call once, shared among its kernels, from the best source; counted by hand."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import pytest
+
+import thence
+from helpers import DATA
+from thence.analysis.grouping.data_types import data_types
+from thence.attribution.work.activity_work import activity_work
+from thence.attribution.work.operator_calls import calls_in_graphs
+from work_traces import Work
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GRAPHS = DATA / "torch" / "graphs"
+
+
+def work_of(trace: thence.Trace) -> pl.DataFrame:
+    tables = trace.tables
+    return tables.gpu.select("name", "duration").hstack(activity_work(tables, data_types(tables)))
+
+
+def test_a_call_of_two_kernels_counts_once(tmp_path: Path) -> None:
+    made = Work()
+    made.call("aten::mm", [[64, 128], [128, 32]], ("gemm_splitk_bf16", 30.0), ("reduce", 10.0))
+    found = work_of(made.opened(tmp_path))
+    whole, moved = 2 * 64 * 128 * 32, 2 * (64 * 128 + 128 * 32 + 64 * 32)
+    assert found["flop"].to_list() == [pytest.approx(whole * 0.75), pytest.approx(whole * 0.25)]
+    assert found["bytes"].to_list() == [pytest.approx(moved * 0.75), pytest.approx(moved * 0.25)]
+    assert found["work_rule"].to_list() == ["operator", "operator"]
+    assert found["dtype"][1] == "bfloat16", "the type of its inputs"
+
+
+def test_copies_have_their_own_bytes_and_those_on_the_device_read_and_write(tmp_path: Path) -> None:
+    made = Work()
+    for name in ("Memcpy DtoD (Device -> Device)", "Memcpy HtoD (Pinned -> Device)", "Memset (Device)"):
+        made.activity("gpu_memcpy" if "cpy" in name else "gpu_memset", name, 10.0, bytes=1000)
+    assert work_of(made.opened(tmp_path))["bytes"].to_list() == [2000, 1000, 1000]
+
+
+def test_elements_of_any_type_have_the_size_that_the_kernel_names(tmp_path: Path) -> None:
+    made = Work()
+    dims: list[Any] = [[[8, 4], [8, 2]], []]
+    kernel = "void at::native::CatArrayBatchedCopy<at::native::OpaqueType<2u>, unsigned int, 3, 128, 1>"
+    made.call("aten::cat", dims, (kernel, 5.0), types=["TensorList", "Scalar"])
+    assert work_of(made.opened(tmp_path))["bytes"].to_list() == [2 * 2 * 48]
+
+
+def raw_products(path: Path) -> int:
+    """FLOP of the products in a raw file, of which each launched its kernels itself."""
+    with gzip.open(path) as file:
+        events = json.load(file)["traceEvents"]
+    total = 0
+    for event in events:
+        dims = event.get("args", {}).get("Input Dims")
+        if event.get("cat") == "cpu_op" and dims and event["name"] in {"aten::mm", "aten::bmm", "aten::addmm"}:
+            left, right = dims[event["name"] == "aten::addmm" :][:2]
+            batch = left[0] if len(left) == 3 else 1
+            total += 2 * batch * left[-2] * left[-1] * right[-1]
+    return total
+
+
+def test_replays_have_the_work_of_the_eager_run() -> None:
+    replay, eager = (thence.open(GRAPHS / f"block_{name}.json.gz") for name in ("replay", "eager"))
+    expected = raw_products(GRAPHS / "block_eager.json.gz")
+    assert expected > 0
+    assert work_of(replay)["flop"].sum() == 0
+    labelled = work_of(replay.label(eager=eager))
+    assert labelled["flop"].sum() == pytest.approx(5 * expected, rel=1e-12)
+    assert set(labelled.drop_nulls("flop")["work_rule"]) == {"graph_operator"}
+
+
+def in_graph(nodes: list[tuple[int, int]], inputs: str = "{}") -> Any:
+    """The tables of a launch of a graph with these parts of calls: position and number of parts."""
+    places = pl.DataFrame(
+        {
+            "gpu": range(len(nodes)),
+            "operator": ["aten::mm"] * len(nodes),
+            "inputs": [inputs] * len(nodes),
+            "node": [node for node, _ in nodes],
+            "nodes": [count for _, count in nodes],
+        }
+    )
+    gpu = pl.DataFrame({"start": range(len(nodes))}).with_columns(rank=0, correlation=1, graph=2)
+    return SimpleNamespace(graph_places=places, gpu=gpu)
+
+
+def test_parts_of_equal_calls_belong_together_in_their_order() -> None:
+    found = calls_in_graphs(in_graph([(0, 2), (1, 2), (0, 2), (1, 2), (0, 1)]))
+    calls = dict(found.select("index", "call").iter_rows())
+    assert calls[0] == calls[1]
+    assert calls[2] == calls[3]
+    assert len(set(calls.values())) == 3
+
+
+def test_a_call_of_which_a_part_is_missing_is_left_out() -> None:
+    found = calls_in_graphs(in_graph([(0, 2), (0, 2), (1, 2)]))
+    assert sorted(found["index"].to_list()) == [0, 2], "the second call has no second part"
+
+
+def test_a_step_of_jax_has_the_flop_of_its_model() -> None:
+    """The closed form of the transformer that was recorded: five steps of forward, and twice as much backward."""
+    width, layers, length, words, batch = 512, 4, 256, 8192, 8
+    tokens = batch * length
+    attention = 4 * batch * length**2 * width
+    forward = layers * (2 * tokens * width * 12 * width + attention) + 2 * tokens * width * words
+    for name in ("jax_single_nocb", "jax_single"):  # without and with command buffers
+        found = work_of(thence.open(DATA / "jax" / f"{name}.xplane.pb.gz"))
+        assert found["flop"].sum() == pytest.approx(5 * 3 * forward, rel=1e-9)
+        assert set(found.drop_nulls("flop")["work_rule"]) == {"hlo"}
