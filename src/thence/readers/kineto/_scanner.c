@@ -11,6 +11,7 @@
 
 enum { INTEGER, UNSIGNED, TIME, TRIPLE, TEXT, CHECKED_INTEGER, CHECKED_STRING, ANYTHING, ARGUMENTS, KINDS };
 enum { MAX_FIELDS = 128, KEY_SLOTS = 512, MAX_COMBINATIONS = 4, MAX_COMBINED = 4, ROWS = 1024, MOST_PROBES = 64 };
+enum { GUESSES = 4096 };
 enum { MEMORY_FACTOR = 6, MEMORY_FREE = 1 << 20, FIRST_ENTRIES = 1024 };
 
 /* Bytes in a column of each kind; 0 for kinds without a column. */
@@ -56,6 +57,9 @@ typedef struct {
     Seen seen;
     Column extents, column[MAX_FIELDS], combination[MAX_COMBINATIONS];
     Table texts, combinations[MAX_COMBINATIONS];
+    uint64_t context;          /* of the texts of the current event, without its arguments */
+    uint32_t guesses[GUESSES]; /* number of a text + 1: the last one of the same field in the same context */
+    uint8_t next[2][MAX_FIELDS + 1]; /* number of a field + 1 that last followed a field; of 0 the first one */
     int no_memory;
 } Scan;
 
@@ -147,9 +151,33 @@ static inline int32_t table_number(Scan *scan, Table *table, const void *entry, 
     return -1;
 }
 
-static int32_t text_number(Scan *scan, const uint8_t *text, size_t size) {
-    Extent extent = {(uint32_t)(text - scan->begin), (uint32_t)size};
-    return table_number(scan, &scan->texts, &extent, text, size, 1);
+static inline int ends_value(const uint8_t *at, const uint8_t *end) {
+    return at < end && (*at == ',' || *at == '}' || *at == ']' || *at <= ' ');
+}
+
+/* The number of the value that begins here, and the address after it. Operators mostly have the same inputs as the last
+ * time, so the text that was the value of this field in the same context is tried first. It is valid JSON, and no
+ * longer value begins with it: a string or an array ends with its last byte, and any other value is delimited. */
+static inline const uint8_t *text_value(Scan *scan, int column, const uint8_t *at, int32_t *number) {
+    uint64_t context = (scan->context + (uint64_t)column) * 0x9E3779B97F4A7C15u;
+    uint32_t *guess = &scan->guesses[context >> 32 & (GUESSES - 1)];
+    Extent extent;
+    if (*guess) {
+        memcpy(&extent, scan->texts.entries + (*guess - 1) * sizeof extent, sizeof extent);
+        const uint8_t *after = at + extent.length;
+        if (extent.length < (size_t)(scan->end - at) && !memcmp(at, scan->begin + extent.offset, extent.length) &&
+            ends_value(after, scan->end)) {
+            *number = (int32_t)*guess - 1;
+            return after;
+        }
+    }
+    const uint8_t *after = after_value(at, scan->end, &scan->seen);
+    if (!after) return NULL;
+    extent = (Extent){(uint32_t)(at - scan->begin), (uint32_t)(after - at)};
+    *number = table_number(scan, &scan->texts, &extent, at, extent.length, 1);
+    if (*number < 0) return NULL;
+    *guess = (uint32_t)*number + 1;
+    return after;
 }
 
 static int column_reserve(Scan *scan, Column *column, size_t rows, size_t width) {
@@ -236,8 +264,8 @@ static const uint8_t *triple(const uint8_t *at, const uint8_t *end, uint8_t *pla
 }
 
 /* The value of a field into its column. */
-static inline const uint8_t *field_value(Scan *scan, const Field *field, const uint8_t *at) {
-    const uint8_t *end = scan->end, *begin = at;
+static inline const uint8_t *field_value(Scan *scan, int level, const Field *field, const uint8_t *at) {
+    const uint8_t *end = scan->end;
     int64_t value = 0;
     uint64_t large = 0;
     int32_t number;
@@ -258,10 +286,10 @@ static inline const uint8_t *field_value(Scan *scan, const Field *field, const u
         return at;
     case TRIPLE: return triple(at, end, place);
     case TEXT:
-        if (!(at = after_value(at, end, &scan->seen))) return NULL;
-        number = text_number(scan, begin, (size_t)(at - begin));
+        if (!(at = text_value(scan, field->column, at, &number))) return NULL;
         memcpy(place, &number, sizeof number);
-        return number < 0 ? NULL : at;
+        if (!level) scan->context = (scan->context ^ (uint64_t)(number + 1)) * 0xD6E8FEB86659FD93u;
+        return at;
     case CHECKED_INTEGER: return signed_integer(at, end, &value);
     case CHECKED_STRING: return *at == '"' ? after_string(at, end, &scan->seen) : NULL;
     default: return after_value(at, end, &scan->seen);
@@ -272,18 +300,26 @@ static inline const uint8_t *field_value(Scan *scan, const Field *field, const u
 static inline const uint8_t *members(Scan *scan, const uint8_t *at, int level,
                                      const uint8_t *(*arguments)(Scan *, const uint8_t *)) {
     const uint8_t *end = scan->end;
+    uint8_t *next = &scan->next[level][0];
     int had_arguments = 0;
     at = after_blanks(at + 1, end);
     if (at < end && *at == '}') return at + 1;
     for (;;) {
         if (at == end || *at != '"') return NULL;
         const uint8_t *key = at + 1;
-        scan->seen.escaped = 0;
-        if (!(at = after_string(at, end, &scan->seen)) || scan->seen.escaped) return NULL;
-        const Field *field = field_of(scan->scanner, level, key, (size_t)(at - 1 - key));
+        const Field *field = *next ? &scan->scanner->field[*next - 1] : NULL;
+        if (field && field->length < end - key && key[field->length] == '"' && !memcmp(key, field->key, field->length))
+            at = key + field->length + 1;
+        else {
+            scan->seen.escaped = 0;
+            if (!(at = after_string(at, end, &scan->seen)) || scan->seen.escaped) return NULL;
+            field = field_of(scan->scanner, level, key, (size_t)(at - 1 - key));
+            if (field) *next = (uint8_t)(field - scan->scanner->field + 1);
+        }
+        if (field) next = &scan->next[level][field - scan->scanner->field + 1];
         if (!(at = after_colon(at, end)) || at == end) return NULL;
         if (!field) at = after_value(at, end, &scan->seen);
-        else if (field->kind != ARGUMENTS) at = field_value(scan, field, at);
+        else if (field->kind != ARGUMENTS) at = field_value(scan, level, field, at);
         else if (*at != '{' || had_arguments++ || !arguments) return NULL;
         else at = arguments(scan, at);
         if (!at) return NULL;
@@ -299,6 +335,7 @@ static const uint8_t *arguments_of_event(Scan *scan, const uint8_t *at) { return
 
 /* An event, from its opening bracket. */
 static const uint8_t *event(Scan *scan, const uint8_t *at) {
+    scan->context = 0;
     const uint8_t *after = at < scan->end && *at == '{' ? members(scan, at, 0, arguments_of_event) : NULL;
     if (!after) return NULL;
     Extent extent = {(uint32_t)(at - scan->begin), (uint32_t)(after - at)};

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from thence.model.arrays import Array
     from thence.readers.kineto.rows import Rows
 
+_SHORT = 1024
+"""Bytes of an operator's inputs up to which they are remembered."""
 _SOURCE_FACTS = ("kernel_file", "kernel_hash", "kernel_kwargs")
 # Arguments that Kineto, its Python exporter and the CUPTI exporter write themselves.
 _OF_KINETO = frozenset(
@@ -131,8 +134,16 @@ def _events_with(rows: Rows, field: str) -> Iterable[tuple[int, Event]]:
 
 def _inputs(texts: tuple[bytes, ...]) -> str:
     """The inputs of an operator as a JSON object."""
+    return _known_inputs(texts) if sum(map(len, texts)) < _SHORT else _inputs_object(texts)
+
+
+def _inputs_object(texts: tuple[bytes, ...]) -> str:
     members = (f'"{name}":{_compact(text or b"[]")}' for name, text in zip(INPUTS, texts, strict=True))
     return f"{{{','.join(members)}}}"
+
+
+_known_inputs = lru_cache(maxsize=4096)(_inputs_object)
+"""Most inputs of a piece are in the pieces before it, too."""
 
 
 def _compact(text: bytes) -> str:

@@ -10,13 +10,15 @@ pieces, event by event if need be. So msgspec accepts what the scanner accepts, 
 
 from __future__ import annotations
 
-import os
+import types
+from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
+from thence.readers.kineto.compiled import compiled_scanner
 from thence.readers.kineto.event_structs import Args, Event
 from thence.readers.kineto.rows import INPUTS, UNSIGNED
 from thence.readers.kineto.times import NO_TIME_NS
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
 
     from thence.model.arrays import Array
 
-VARIABLE = "THENCE_SCANNER"
-"""Environment variable: ``python`` selects decoding by msgspec alone."""
 _LANE = ("pid", "tid")
 _COMBINED = (_LANE, INPUTS)
 """Fields whose values are numbered together."""
@@ -64,12 +64,9 @@ _MISSING = {
 _COLUMNS = tuple(name for name in _FIELDS if name in _KINDS)
 """Fields that have a column, in the order of the columns."""
 _event = msgspec.json.Decoder(Event)
-_distinct_values = {name: msgspec.json.Decoder(list[_FIELDS[name].type]) for name in _TYPED_TEXTS}  # type: ignore[name-defined]
-
-
-def is_compiled() -> bool:
-    """Whether pieces are read by the compiled scanner here."""
-    return _scanner() is not None
+_distinct_values: dict[str, Any] = {
+    name: msgspec.json.Decoder(types.GenericAlias(list, (_FIELDS[name].type,))) for name in _TYPED_TEXTS
+}
 
 
 def scanned(piece: bytes | bytearray) -> ScannedRows | None:
@@ -81,32 +78,27 @@ def scanned(piece: bytes | bytearray) -> ScannedRows | None:
     Raises:
         MsgspecError, ValueError: a text is not valid UTF-8, or not of the type of its field.
     """
-    scanner = _scanner()
-    found = None if scanner is None else scanner.scan(piece)
+    module = compiled_scanner()
+    found = None if module is None else _scanner(module).scan(piece)
     return None if found is None else ScannedRows(_Scan(piece, *found))
 
 
+def is_scanned(piece: bytes | bytearray) -> bool:
+    """Whether the compiled scanner reads this piece."""
+    with suppress(msgspec.MsgspecError, ValueError, RecursionError):
+        return scanned(piece) is not None
+    return False
+
+
 @cache
-def _scanner() -> Any:
-    """The scanner of all fields; None without the compiled module."""
-    module = None if os.environ.get(VARIABLE) == "python" else _compiled()
-    if module is None:
-        return None
+def _scanner(module: ModuleType) -> Any:
+    """The scanner of all fields."""
     described = tuple(
         (int(struct is Args), field.encode_name.encode(), getattr(module, _kind(field)), _MISSING.get(field.name, 0))
         for struct in (Event, Args)
         for field in msgspec.structs.fields(struct)
     )
     return module.Scanner(described, tuple(tuple(map(_COLUMNS.index, fields)) for fields in _COMBINED))
-
-
-def _compiled() -> ModuleType | None:
-    try:
-        # Optional: it may not have been built.
-        from thence.readers.kineto import _scanner as module  # type: ignore[attr-defined, unused-ignore]
-    except ImportError:
-        return None
-    return module
 
 
 def _kind(field: msgspec.structs.FieldInfo) -> str:
@@ -161,17 +153,18 @@ class _Scan:
     def values(self, name: str, numbers: Array) -> list[Any]:
         """The values of texts, by their numbers; of no text the value that an event without the field has."""
         if name in INPUTS:
-            return [b"" if number < 0 else self._text(number) for number in numbers.tolist()]
-        known = self._values[name]
-        return [known[number] for number in numbers.tolist()]
+            return self._texts_of(numbers)
+        return list(map(self._values[name].__getitem__, numbers.tolist()))
 
     def events(self, rows: Array) -> list[bytes]:
         """The JSON of events."""
         return [bytes(self._piece[begin : begin + size]) for begin, size in self._extents[rows].tolist()]
 
-    def _text(self, number: int) -> bytes:
-        begin, size = self._texts[number].tolist()
-        return bytes(self._piece[begin : begin + size])
+    def _texts_of(self, numbers: Array) -> list[bytes]:
+        """Texts by their numbers; of no number an empty text."""
+        extents = np.zeros((len(numbers), 2), np.uint32)
+        extents[numbers >= 0] = self._texts[numbers[numbers >= 0]]
+        return [bytes(self._piece[begin : begin + size]) for begin, size in extents.tolist()]
 
     def _decoded(self, name: str) -> dict[int, Any]:
         """The value of each text that a field has, by its number."""
@@ -179,15 +172,15 @@ class _Scan:
         used = np.zeros(len(self._texts) + 1, np.bool_)  # the last one is of events without the field
         if column is not None:
             used[column] = True
-        numbers = np.flatnonzero(used[:-1]).tolist()
-        array = b"[" + b",".join(map(self._text, numbers)) + b"]"
-        values = _distinct_values[name].decode(array)
-        return dict(zip(numbers, values, strict=True)) | {_NO_NUMBER: _FIELDS[name].default}
+        numbers = np.flatnonzero(used[:-1])
+        values = _distinct_values[name].decode(b"[" + b",".join(self._texts_of(numbers)) + b"]")
+        return dict(zip(numbers.tolist(), values, strict=True)) | {_NO_NUMBER: _FIELDS[name].default}
 
     def _null(self) -> int:
         """The number of the text ``null``; one that no text has if there is none."""
-        short = np.flatnonzero(self._texts[:, 1] == len(b"null")).tolist()
-        return next((number for number in short if self._text(number) == b"null"), len(self._texts))
+        short = np.flatnonzero(self._texts[:, 1] == len(b"null"))
+        texts = zip(short.tolist(), self._texts_of(short), strict=True)
+        return next((number for number, text in texts if text == b"null"), len(self._texts))
 
 
 def _array(memory: Any, dtype: Any) -> Array:
@@ -220,8 +213,8 @@ class ScannedRows:
             codes, numbers = _in_order(self._of(whole, _NO_NUMBER, np.int32))
             none = tuple(value for name in fields for value in self._scan.values(name, np.array([_NO_NUMBER])))
             return codes, [known[number] if number >= 0 else none for number in numbers.tolist()]
-        codes, numbers = _in_order(self._of(self._scan.column(*fields), _NO_NUMBER, np.int32))
-        return codes, self._scan.values(*fields, numbers)
+        codes, numbers = _in_order(self._of(self._scan.column(fields[0]), _NO_NUMBER, np.int32))
+        return codes, self._scan.values(fields[0], numbers)
 
     def integers(self, field: str) -> Array:
         """As `Rows.integers`."""
