@@ -242,6 +242,8 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.write_bytes(unzipped(recording("torch_eager_rank0")))
     for name, size in (("PIECE_BYTES", 100_000), ("_WINDOW_BYTES", 50_000), ("_READ_BYTES", 25_000)):
         monkeypatch.setattr(envelope, name, size)
+    for module in (early_start, decoding):
+        monkeypatch.setattr(module, "BYTES_BEFORE_PROCESSES", 1)
     monkeypatch.setattr(processes, "PIECE_BYTES", 100_000)
     monkeypatch.setattr(processes, "_usable_cores", lambda: 2)
     return path
@@ -257,9 +259,8 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_processes")
 @pytest.mark.parametrize("ahead", [False, True])
-def test_threads_give_the_same_tables(small: Path, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_give_the_same_tables(small: Path, ahead: bool) -> None:
     expected = registry.read([small], cores=1)
-    monkeypatch.setattr(early_start, "BYTES_BEFORE_PROCESSES", 1)
     if ahead:
         early_start.begin(str(small))
     assert_same_tables(registry.read([small]), expected)
@@ -267,7 +268,6 @@ def test_threads_give_the_same_tables(small: Path, ahead: bool, monkeypatch: pyt
 
 @pytest.mark.usefixtures("no_processes")
 def test_decoding_that_nobody_asks_for_ends(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(early_start, "BYTES_BEFORE_PROCESSES", 1)
     ended: list[object] = []
     stop = decoding._Threads.stop
     monkeypatch.setattr(decoding._Threads, "stop", lambda self: ended.append(stop(self)))

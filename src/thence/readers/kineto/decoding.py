@@ -27,7 +27,7 @@ import numpy as np
 from thence.errors import ThenceError
 from thence.readers.kineto.envelope import Piece
 from thence.readers.kineto.events import decode
-from thence.readers.kineto.processes import BYTES_BEFORE_PROCESSES, Processes, fitting
+from thence.readers.kineto.processes import BYTES_BEFORE_PROCESSES, PIECE_BYTES, Processes, fitting
 from thence.readers.kineto.scanner import is_scanned
 
 if TYPE_CHECKING:
@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 
 _MAX_AHEAD = 64
 """Maximum pieces of a plain file that are submitted before the caller takes the first; their columns take some 45 MB,
-at a time when the joined columns of the file are still small."""
+at a time when the joined columns of the file are still small. Of a smaller file it is a quarter of its pieces."""
+
+_BYTES_OF_A_THREAD = 24 << 20
+"""Bytes of a file for each thread: glibc keeps for each some 30 MB of what the columns of its pieces took."""
 
 
 class _Workers(Protocol):
@@ -75,26 +78,34 @@ def decoded(
     count = fitting(expected_bytes, cores)
     if processes is None and count < 2:
         return (_decoded_here(piece, path) for piece in pieces)
-    if processes is None and (first := next(pieces, None)) is not None:
-        pieces = chain((first,), pieces)
-        if is_scanned(_json(first, path)):
-            return _decoded_ahead(pieces, _Threads(path, count), 2 * count)
-        if expected_bytes < BYTES_BEFORE_PROCESSES:
-            return _first_here(pieces, path, count)
-    processes = processes or Processes.start(count)
-    return _decoded_ahead(pieces, _InProcesses(path, processes), 2 * len(processes.pipes))
+    if processes is None and expected_bytes < BYTES_BEFORE_PROCESSES:
+        return _first_here(pieces, path, expected_bytes, count)
+    return _beside(pieces, path, expected_bytes, count, processes)
 
 
-def _first_here(pieces: Iterator[Piece], path: str, count: int) -> Generator[Columns]:
-    """The columns of each piece; decodes `BYTES_BEFORE_PROCESSES` here, and starts processes only for the rest."""
+def _first_here(pieces: Iterator[Piece], path: str, expected_bytes: int, count: int) -> Generator[Columns]:
+    """The columns of each piece; decodes `BYTES_BEFORE_PROCESSES` here, and only the rest in threads or processes."""
     done = 0
     while done < BYTES_BEFORE_PROCESSES:
         if (piece := next(pieces, None)) is None:
             return
         yield _decoded_here(piece, path)
         done += piece.size
-    processes = Processes.start(count)
-    yield from _decoded_ahead(pieces, _InProcesses(path, processes), 2 * len(processes.pipes))
+    yield from _beside(pieces, path, expected_bytes, count, None)
+
+
+def _beside(
+    pieces: Iterator[Piece], path: str, expected_bytes: int, count: int, processes: Processes | None
+) -> Generator[Columns]:
+    """The columns of each piece, decoded in threads if the scanner reads the first one, else in processes."""
+    ahead = min(_MAX_AHEAD, expected_bytes // (4 * PIECE_BYTES))
+    if processes is None and (first := next(pieces, None)) is not None:
+        pieces = chain((first,), pieces)
+        if is_scanned(_json(first, path)):
+            threads = min(count, max(2, expected_bytes // _BYTES_OF_A_THREAD))
+            return _decoded_ahead(pieces, _Threads(path, threads), 2 * threads, ahead)
+    processes = processes or Processes.start(count)
+    return _decoded_ahead(pieces, _InProcesses(path, processes), 2 * len(processes.pipes), ahead)
 
 
 def _decoded_here(piece: Piece, path: str) -> Columns:
@@ -113,19 +124,20 @@ def _json(piece: Piece, path: str) -> bytes | bytearray:
     return array
 
 
-def _decoded_ahead(pieces: Iterator[Piece], workers: _Workers, enough: int) -> Generator[Columns]:
+def _decoded_ahead(pieces: Iterator[Piece], workers: _Workers, enough: int, ahead: int) -> Generator[Columns]:
     """The columns of each piece, in order; decoding has started when this returns.
 
     Args:
         pieces: as `Envelope.pieces` yields them.
         workers: decode the pieces.
         enough: how many pieces to keep submitted: twice as many as can be decoded at once, so that the next ones wait.
+        ahead: how many to submit before the first one is asked for, of a plain file.
     """
     running: deque[Future[Columns]] = deque()
     try:
         for piece in pieces:
             running.append(workers.submit(piece))
-            if len(running) >= (enough if piece.events is not None else max(enough, _MAX_AHEAD)):
+            if len(running) >= (enough if piece.events is not None else max(enough, ahead)):
                 break
     except BaseException:
         workers.stop()
