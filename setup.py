@@ -1,8 +1,9 @@
-"""What of the build pyproject.toml cannot say: the compiled probe, man pages, and addresses in the README.
+"""What of the build pyproject.toml cannot say: the compiled modules, man pages, and addresses in the README.
 
-The probe is optional. It is built for the stable interface of CPython 3.11, so that one wheel serves all later
-versions. Where there is no compiler, or a Python without a GIL, a wheel without it results, tagged as pure Python:
-thence then does the same in Python (`thence.capture.boundaries.probe`).
+Two modules are compiled: the probe that notes launches, and the scanner that reads Kineto files. They are optional, and
+built for the stable interface of CPython 3.11, so that one wheel serves all later versions. Where there is no compiler,
+or a Python without a GIL, a wheel without them results, tagged as pure Python: thence then does the same in Python
+(`thence.capture.boundaries.probe`, `thence.readers.kineto.events`).
 
 Man pages are made from the command line's own help when a wheel is built (`thence.cli.manual`).
 
@@ -28,43 +29,55 @@ _OLDEST = "0x030B0000"
 _SERVED = (
     sys.platform == "linux" and sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
 )
-_PROBE = Extension(
-    "thence.capture.boundaries._probe",
-    sorted(path.as_posix() for path in Path("src/thence/capture/boundaries").glob("*.c")),
-    depends=["src/thence/capture/boundaries/_stack.h"],
-    define_macros=[("Py_LIMITED_API", _OLDEST)],
-    extra_compile_args=["-std=c11", "-O2", "-Wall", "-Wextra"],
-    extra_link_args=["-s"],  # no debug information, which names folders of the machine that builds
-    libraries=["rt"],  # timer_create, before glibc 2.34
-    py_limited_api=True,
-    optional=True,
-)
 
 
-class BuildProbe(build_ext):
-    """Says in one line what it means if there is no probe."""
+def _extension(name: str, folder: str, header: str, libraries: tuple[str, ...] = ()) -> Extension:
+    place = Path("src/thence") / folder
+    return Extension(
+        name,
+        sorted(path.as_posix() for path in place.glob("*.c")),
+        depends=[f"{place.as_posix()}/{header}"],
+        define_macros=[("Py_LIMITED_API", _OLDEST)],
+        extra_compile_args=["-std=c11", "-O2", "-Wall", "-Wextra"],
+        extra_link_args=["-s"],  # no debug information, which names folders of the machine that builds
+        libraries=list(libraries),
+        py_limited_api=True,
+        optional=True,
+    )
+
+
+_EXTENSIONS = {
+    # rt has timer_create, before glibc 2.34
+    "compiled probe": _extension("thence.capture.boundaries._probe", "capture/boundaries", "_stack.h", ("rt",)),
+    "compiled scanner": _extension("thence.readers.kineto._scanner", "readers/kineto", "_json.h"),
+}
+
+
+class BuildOptional(build_ext):
+    """Says in one line what is missing if a module cannot be compiled."""
 
     def build_extension(self, ext: Extension) -> None:
         """A failure is a note: thence works without."""
         try:
             super().build_extension(ext)
         except Exception as error:  # noqa: BLE001 - whatever a compiler's absence looks like
-            self.announce(f"note: thence is built without its compiled probe ({error})", level=2)
+            name = next(name for name, known in _EXTENSIONS.items() if known.name == ext.name)
+            self.announce(f"note: thence is built without its {name} ({error})", level=2)
 
     def copy_extensions_to_source(self) -> None:
         """Of an editable installation; what was not built is not copied."""
-        if all(Path(path).is_file() for path in self.get_outputs()):
-            super().copy_extensions_to_source()
+        self.extensions = [ext for ext in self.extensions if Path(self.get_ext_fullpath(ext.name)).is_file()]
+        super().copy_extensions_to_source()
 
 
 class Wheel(bdist_wheel):
-    """Tagged by whether the probe is in it."""
+    """Tagged by whether a compiled module is in it."""
 
     def run(self) -> None:
         """Build first: then it is known."""
         self.run_command("build")
         library = Path(self.get_finalized_command("build").build_lib)
-        if not any(library.rglob("_probe*.so")):
+        if not any(library.rglob("*.so")):
             self.root_is_pure, self.py_limited_api = True, False
             self.distribution.ext_modules = []
         self.distribution.data_files = [("share/man/man1", _man_pages(library.parent / "man"))]
@@ -110,8 +123,8 @@ _REPOSITORY = os.environ.get("THENCE_REPOSITORY", "").rstrip("/") or None
 
 
 setup(
-    ext_modules=[_PROBE] if _SERVED else [],
-    cmdclass={"build_ext": BuildProbe, "bdist_wheel": Wheel},
+    ext_modules=list(_EXTENSIONS.values()) if _SERVED else [],
+    cmdclass={"build_ext": BuildOptional, "bdist_wheel": Wheel},
     long_description=_readme(_REPOSITORY),
     long_description_content_type="text/markdown",
     project_urls=_urls(_REPOSITORY),

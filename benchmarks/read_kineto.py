@@ -4,12 +4,14 @@ Makes a trace of the wanted size from a real recording, then runs, one after the
 of their own and on the same cores:
 
     thence       ``thence report TRACE --format json``: the whole kernel report with attribution
+    in Python    the same without the compiled scanner (THENCE_SCANNER=python), its rounds in turn with those above
     orjson       ``orjson.loads`` of the same bytes, which alone is no analysis yet
     traceinsight HTA's kernel breakdown, where it is installed (pip install traceinsight); it wants
                  a folder of gzipped ranks, which is made before the clock starts
 
-Seconds are wall time including the start of the interpreter; memory is the largest sum of the
-resident sets of the process and its children.
+Seconds are wall time including the start of the interpreter, and CPU time of the process and its
+children; memory is the largest sum of their resident sets. On a machine that does other work, CPU
+seconds say more.
 
     python benchmarks/read_kineto.py [--megabytes 1000] [--cores 2] [--repeat 3] [--keep FILE]
 """
@@ -19,15 +21,20 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from command_line import documented_parser
 from kineto_input import write_repeated
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 RECORDING = Path(__file__).parent.parent / "tests/data/torch/torch_eager_rank0.json.gz"
 ORJSON = "import orjson, sys; print(len(orjson.loads(open(sys.argv[1], 'rb').read())['traceEvents']))"
@@ -77,14 +84,24 @@ def physical_cores(count: int) -> list[int]:
     return [cpu for _, cpu in sorted(rounds)[:count]]
 
 
-def measured(command: list[str], cores: int) -> tuple[float, int]:
-    """Wall seconds and peak bytes of a command on some physical cores."""
+class Used(NamedTuple):
+    """What a command needed: wall and CPU seconds, and bytes at its peak."""
+
+    seconds: float
+    cpu: float
+    peak: int
+
+
+def measured(command: list[str], cores: int, environment: Mapping[str, str] | None = None) -> Used:
+    """What a command needs on some physical cores."""
     chosen = physical_cores(cores)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     begin = time.perf_counter()
     process = subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
+        env={**os.environ, **(environment or {})},
         preexec_fn=lambda: os.sched_setaffinity(0, chosen),  # noqa: PLW1509 - no threads here yet
     )
     peak = 0
@@ -95,15 +112,20 @@ def measured(command: list[str], cores: int) -> tuple[float, int]:
     if process.returncode:
         errors = process.stderr.read().decode() if process.stderr else ""
         raise SystemExit(f"{command[:4]} failed:\n{errors[-2000:]}")
-    return seconds, peak
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Used(seconds, cpu, peak)
 
 
-def best(name: str, command: list[str], cores: int, repeat: int) -> tuple[float, int]:
-    runs = [measured(command, cores) for _ in range(repeat)]
-    seconds, peak = min(s for s, _ in runs), max(p for _, p in runs)
-    every = " ".join(f"{s:.2f}" for s, _ in runs)
-    print(f"{name:13} {seconds:8.2f} s   {peak / 1e6:8.0f} MB   (runs: {every})", flush=True)
-    return seconds, peak
+def best(name: str, runs: list[Used]) -> Used:
+    """The least seconds and the highest peak of some runs, which are printed."""
+    least = Used(min(run.seconds for run in runs), min(run.cpu for run in runs), max(run.peak for run in runs))
+    every = " ".join(f"{run.seconds:.2f}" for run in runs)
+    print(
+        f"{name:13} {least.seconds:8.2f} s {least.cpu:8.2f} CPU s {least.peak / 1e6:8.0f} MB   (runs: {every})",
+        flush=True,
+    )
+    return least
 
 
 def main() -> None:
@@ -120,8 +142,14 @@ def main() -> None:
         size = trace.stat().st_size
         print(f"{size / 1e6:.0f} MB, {arguments.cores} cores, best of {arguments.repeat}")
         report = [sys.executable, "-m", "thence", "report", str(trace), "--format", "json"]
-        ours, our_peak = best("thence", report, arguments.cores, arguments.repeat)
-        print(f"{'':13} {size / ours / 1e6:8.0f} MB/s")
+        ways: dict[str, list[Used]] = {"c": [], "python": []}
+        for _ in range(arguments.repeat):
+            for way, runs in ways.items():
+                runs.append(measured(report, arguments.cores, {"THENCE_SCANNER": way}))
+        ours, in_python = best("thence", ways["c"]), best("in Python", ways["python"])
+        print(f"{'':13} {size / ours.seconds / 1e6:8.0f} MB/s", end="")
+        faster, less = in_python.seconds / ours.seconds, in_python.cpu / ours.cpu
+        print(f"; the compiled scanner is {faster:.1f}x faster and needs {less:.1f}x less CPU time")
         peers = {}
         if importlib.util.find_spec("orjson"):
             peers["orjson.loads"] = [sys.executable, "-c", ORJSON, str(trace)]
@@ -132,8 +160,8 @@ def main() -> None:
                 shutil.copyfileobj(plain, zipped, 1 << 22)
             peers["traceinsight"] = [sys.executable, "-c", HTA, str(ranks)]
         for name, command in peers.items():
-            seconds, peak = best(name, command, arguments.cores, 1)
-            print(f"{'':13} thence is {seconds / ours:.1f}x faster, {peak / our_peak:.1f}x smaller")
+            peer = best(name, [measured(command, arguments.cores)])
+            print(f"{'':13} thence is {peer.seconds / ours.seconds:.1f}x faster, {peer.peak / ours.peak:.1f}x smaller")
 
 
 if __name__ == "__main__":

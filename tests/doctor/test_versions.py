@@ -29,6 +29,11 @@ def test_the_variable_decides_about_the_probe(monkeypatch: pytest.MonkeyPatch) -
     assert versions()["probe"] == "in Python, as set by THENCE_PROBE"
 
 
+def test_the_variable_decides_about_the_scanner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THENCE_SCANNER", "python")
+    assert versions()["scanner"] == "in Python, as set by THENCE_SCANNER"
+
+
 def test_why_stacks_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THENCE_LINES", "events")
     assert why_no_stacks() == "the environment variable THENCE_LINES selects events"

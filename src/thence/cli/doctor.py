@@ -14,7 +14,10 @@ Examples:
   thence doctor --format json
 """
 
-_NAMES = ("driver", "libcupti", "recording", "nvtx", "graphs", "measure", "torch", "jax", "nsys", "inside", "disk")
+_NAMES = (
+    *("driver", "libcupti", "recording", "nvtx", "graphs", "measure", "torch", "jax", "nsys", "inside"),
+    *("scanner", "disk"),
+)
 
 
 @click.command("doctor", epilog=_EXAMPLES)

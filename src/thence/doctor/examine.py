@@ -20,11 +20,13 @@ from thence.capture.cuda.cupti_owner import holder
 from thence.doctor.probe import Finding, probe
 from thence.doctor.versions import (
     AS_ASKED,
+    COMPILED,
     IN_PYTHON,
     PROC,
     driver_release,
     installed_version,
     probe_kind,
+    scanner_kind,
     why_no_samples,
     why_no_stacks,
 )
@@ -306,6 +308,19 @@ def _inside(machine: _Machine) -> _Answer:
     return _yes(f"kernels written in {', '.join(ways)}")
 
 
+def _scanner(_machine: _Machine) -> _Answer:
+    kind = scanner_kind()
+    if kind == COMPILED:
+        return _yes("Kineto traces are read by the compiled scanner")
+    slower = "which takes some six times as much CPU time as the compiled scanner"
+    if kind == IN_PYTHON:
+        return _no(
+            f"Kineto traces are read in Python, {slower}",
+            "the scanner is in the wheels for Linux and is built where there is a C compiler",
+        )
+    return _no(f"Kineto traces are read {kind}, {slower}", "unset THENCE_SCANNER")
+
+
 def _disk(_machine: _Machine) -> _Answer:
     folder = Path.cwd()
     free = shutil.disk_usage(folder).free
@@ -328,6 +343,7 @@ CHECKS: dict[str, Callable[[_Machine], _Answer]] = {
     "jax": _jax,
     "nsys": _nsys,
     "inside": _inside,
+    "scanner": _scanner,
     "disk": _disk,
 }
 """The checks, in the order of the output."""

@@ -22,16 +22,17 @@ PROC = Path("/proc/driver/nvidia")
 """Folder of files that a loaded NVIDIA driver provides about itself."""
 IN_PYTHON = "in Python"
 AS_ASKED = "in Python, as set by THENCE_PROBE"
+SCANNER_AS_ASKED = "in Python, as set by THENCE_SCANNER"
 COMPILED = "compiled"
 
 
 def versions() -> dict[str, str]:
-    """Names and versions: thence, Python and the system, the probe, libraries, NVIDIA's libraries and driver.
+    """Names and versions: thence, Python and the system, compiled modules, libraries, NVIDIA's libraries and driver.
 
     Packages that are not installed are left out; for CUPTI and the driver, the value says that they are missing.
     """
     python = f"{platform.python_version()} ({platform.python_implementation()}, {platform.platform(terse=True)})"
-    found = {"thence": __version__, "python": python, "probe": probe_kind()}
+    found = {"thence": __version__, "python": python, "probe": probe_kind(), "scanner": scanner_kind()}
     libraries = {name: installed_version(name) for name in _LIBRARIES}
     found |= {name: version for name, version in libraries.items() if version is not None}
     cupti = (f"{name} {v}" for name in _CUPTI if (v := installed_version(name)) is not None)
@@ -53,6 +54,13 @@ def probe_kind() -> str:
     if os.environ.get("THENCE_PROBE") == "python":
         return AS_ASKED
     return IN_PYTHON if find_spec("thence.capture.boundaries._probe") is None else COMPILED
+
+
+def scanner_kind() -> str:
+    """Which scanner reads Kineto traces here, by the rules of `thence.readers.kineto.compiled`."""
+    if os.environ.get("THENCE_SCANNER") == "python":
+        return SCANNER_AS_ASKED
+    return IN_PYTHON if find_spec("thence.readers.kineto._scanner") is None else COMPILED
 
 
 def why_no_stacks() -> str | None:

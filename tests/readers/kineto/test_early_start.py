@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A file for which decoding processes start, however small it is."""
+    monkeypatch.setenv("THENCE_SCANNER", "python")
     path = tmp_path / "rank0.json"
     path.write_bytes(unzipped(recording("torch_eager_rank0")))
     for module in (early_start, decoding):

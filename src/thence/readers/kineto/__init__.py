@@ -3,9 +3,13 @@
 sniffing.py      recognises a Kineto file
 early_start.py   starts to decode a file before its reader is imported
 envelope.py      a file -> metadata and pieces of whole events
-decoding.py      pieces -> columns, in this process or in several
+decoding.py      pieces -> columns, in threads, or in this process or several
 processes.py     the decoding processes
 events.py        one piece of JSON -> columns (runs in the decoding processes, like all that it imports)
+event_structs.py the fields of an event that are read, and their types
+rows.py          fields of the events of a piece, as decoded by msgspec
+scanner.py       the same, as read by the compiled scanner
+compiled.py      the compiled scanner itself (_scanner.c, _json.h), if it was built
 times.py         decimal microseconds -> integer nanoseconds
 repair.py        lenient decoding of pieces that strict decoding rejects
 collecting.py    columns of pieces -> columns of the file

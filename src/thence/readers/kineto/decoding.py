@@ -1,8 +1,10 @@
-"""Decodes the pieces of a file to columns, in this process or, for large files, in several processes.
+"""Decodes the pieces of a file to columns: with the compiled scanner in threads, else, if large, in several processes.
 
-Pieces and columns are sent over pipes as msgpack; for a plain file only the offset of a piece is sent, and the
-decoding process reads the piece itself. Run as a program, this module is the first decoding process, which forks
-the others (`thence.readers.kineto.processes`).
+The scanner works without the GIL, so threads of this process decode at once. Where it was not built, or refuses the
+first piece of a file, Python decodes: in this process, or for large files in others. Pieces and columns are then sent
+over pipes as msgpack; for a plain file only the offset of a piece is sent, and the decoding process reads the piece
+itself. Run as a program, this module is the first decoding process, which forks the others
+(`thence.readers.kineto.processes`).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
@@ -25,17 +27,34 @@ import numpy as np
 from thence.errors import ThenceError
 from thence.readers.kineto.envelope import Piece
 from thence.readers.kineto.events import decode
-from thence.readers.kineto.processes import BYTES_BEFORE_PROCESSES, Processes, fitting
+from thence.readers.kineto.processes import BYTES_BEFORE_PROCESSES, PIECE_BYTES, Processes, fitting
+from thence.readers.kineto.scanner import is_scanned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator
     from io import BufferedReader, BufferedWriter
 
     from thence.readers.kineto.events import Columns
 
 _MAX_AHEAD = 64
 """Maximum pieces of a plain file that are submitted before the caller takes the first; their columns take some 45 MB,
-at a time when the joined columns of the file are still small."""
+at a time when the joined columns of the file are still small. Of a smaller file it is a quarter of its pieces."""
+
+_BYTES_OF_A_THREAD = 24 << 20
+"""Bytes of a file for each thread: glibc keeps for each some 30 MB of what the columns of its pieces took."""
+
+
+class _Workers(Protocol):
+    """Decodes pieces beside the caller."""
+
+    def submit(self, piece: Piece) -> Future[Columns]:
+        """A future of the columns of a piece; `ThenceError` if they were lost."""
+
+    def end(self) -> None:
+        """Called after the last piece; does not wait."""
+
+    def stop(self) -> None:
+        """Gives up what was submitted, and waits until nothing is being decoded."""
 
 
 def decoded(
@@ -44,15 +63,15 @@ def decoded(
     expected_bytes: int,
     cores: int | None = None,
     processes: Processes | None = None,
-) -> Iterator[Columns]:
+) -> Generator[Columns]:
     """The columns of each piece, in order; for a large file, decoding has already started when this returns.
 
     Args:
         pieces: as `Envelope.pieces` yields them.
         path: the file from which pieces without bytes are read.
-        expected_bytes: estimated size of the JSON, 0 if unknown; determines how many processes decode and when
-            they are started.
-        cores: maximum number of decoding processes; None: the number of usable cores.
+        expected_bytes: estimated size of the JSON, 0 if unknown; determines how many threads or processes decode,
+            and when processes are started.
+        cores: maximum number of decoding threads or processes; None: the number of usable cores.
         processes: decoding processes that are already started; they end after the last piece.
     """
     pieces = iter(pieces)
@@ -60,42 +79,65 @@ def decoded(
     if processes is None and count < 2:
         return (_decoded_here(piece, path) for piece in pieces)
     if processes is None and expected_bytes < BYTES_BEFORE_PROCESSES:
-        return _first_here(pieces, path, count)
-    return _in_processes(pieces, path, processes or Processes.start(count))
+        return _first_here(pieces, path, expected_bytes, count)
+    return _beside(pieces, path, expected_bytes, count, processes)
 
 
-def _first_here(pieces: Iterator[Piece], path: str, count: int) -> Iterator[Columns]:
-    """The columns of each piece; decodes `BYTES_BEFORE_PROCESSES` here, and starts processes only for the rest."""
+def _first_here(pieces: Iterator[Piece], path: str, expected_bytes: int, count: int) -> Generator[Columns]:
+    """The columns of each piece; decodes `BYTES_BEFORE_PROCESSES` here, and only the rest in threads or processes."""
     done = 0
     while done < BYTES_BEFORE_PROCESSES:
         if (piece := next(pieces, None)) is None:
             return
         yield _decoded_here(piece, path)
         done += piece.size
-    yield from _in_processes(pieces, path, Processes.start(count))
+    yield from _beside(pieces, path, expected_bytes, count, None)
+
+
+def _beside(
+    pieces: Iterator[Piece], path: str, expected_bytes: int, count: int, processes: Processes | None
+) -> Generator[Columns]:
+    """The columns of each piece, decoded in threads if the scanner reads the first one, else in processes."""
+    ahead = min(_MAX_AHEAD, expected_bytes // (4 * PIECE_BYTES))
+    if processes is None and (first := next(pieces, None)) is not None:
+        pieces = chain((first,), pieces)
+        if is_scanned(_json(first, path)):
+            threads = min(count, max(2, expected_bytes // _BYTES_OF_A_THREAD))
+            return _decoded_ahead(pieces, _Threads(path, threads), 2 * threads, ahead)
+    processes = processes or Processes.start(count)
+    return _decoded_ahead(pieces, _InProcesses(path, processes), 2 * len(processes.pipes), ahead)
 
 
 def _decoded_here(piece: Piece, path: str) -> Columns:
+    return decode(_json(piece, path), annotated=piece.annotated)
+
+
+def _json(piece: Piece, path: str) -> bytes | bytearray:
+    """The events of a piece as a JSON array."""
     if piece.events is not None:
-        return decode(b"[" + piece.events + b"]", annotated=piece.annotated)
+        return b"[" + piece.events + b"]"
     array = bytearray(piece.size + 2)
     with Path(path).open("rb") as file:
         file.seek(piece.offset)
         file.readinto(memoryview(array)[1:-1])
     array[0], array[-1] = b"[]"
-    return decode(array, annotated=piece.annotated)
+    return array
 
 
-def _in_processes(pieces: Iterator[Piece], path: str, processes: Processes) -> Iterator[Columns]:
-    """The columns of each piece, in order, decoded by several worker processes."""
-    workers = _Workers(path, processes)
-    # Twice as many pieces as processes: when a process is done, its next piece is waiting.
-    enough = 2 * len(processes.pipes)
+def _decoded_ahead(pieces: Iterator[Piece], workers: _Workers, enough: int, ahead: int) -> Generator[Columns]:
+    """The columns of each piece, in order; decoding has started when this returns.
+
+    Args:
+        pieces: as `Envelope.pieces` yields them.
+        workers: decode the pieces.
+        enough: how many pieces to keep submitted: twice as many as can be decoded at once, so that the next ones wait.
+        ahead: how many to submit before the first one is asked for, of a plain file.
+    """
     running: deque[Future[Columns]] = deque()
     try:
         for piece in pieces:
             running.append(workers.submit(piece))
-            if len(running) >= (enough if piece.events is not None else max(enough, _MAX_AHEAD)):
+            if len(running) >= (enough if piece.events is not None else max(enough, ahead)):
                 break
     except BaseException:
         workers.stop()
@@ -105,7 +147,7 @@ def _in_processes(pieces: Iterator[Piece], path: str, processes: Processes) -> I
 
 def _results(
     running: deque[Future[Columns]], pieces: Iterator[Piece], workers: _Workers, enough: int
-) -> Iterator[Columns]:
+) -> Generator[Columns]:
     """The columns of the pieces that are being decoded and of all following pieces; keeps ``enough`` submitted."""
     try:
         while running:
@@ -118,8 +160,28 @@ def _results(
     workers.end()
 
 
-class _Workers:
-    """Decoding processes, and a thread for each process that waits for its answers."""
+class _Threads:
+    """`_Workers` in threads of this process."""
+
+    def __init__(self, path: str, count: int) -> None:
+        self._path = path
+        self._threads = ThreadPoolExecutor(count)
+
+    def submit(self, piece: Piece) -> Future[Columns]:
+        """As `_Workers.submit`."""
+        return self._threads.submit(_decoded_here, piece, self._path)
+
+    def end(self) -> None:
+        """As `_Workers.end`."""
+        self._threads.shutdown(wait=False)
+
+    def stop(self) -> None:
+        """As `_Workers.stop`."""
+        self._threads.shutdown(cancel_futures=True)
+
+
+class _InProcesses:
+    """`_Workers` in decoding processes, with a thread for each process that waits for its answers."""
 
     def __init__(self, path: str, processes: Processes) -> None:
         self._path = path

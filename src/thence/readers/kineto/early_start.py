@@ -7,18 +7,18 @@ is imported, takes over the decoding that was started (`Begun.of`); `forget` sto
 from __future__ import annotations
 
 import os
-from collections import deque
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from thence.errors import ThenceError
+from thence.readers.kineto.compiled import compiled_scanner
 from thence.readers.kineto.processes import BYTES_BEFORE_PROCESSES, Processes, fitting
 from thence.readers.kineto.sniffing import sniff
 from thence.readers.source import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from thence.readers.kineto.envelope import Envelope
     from thence.readers.kineto.events import Columns
@@ -36,7 +36,7 @@ class Begun:
 
     source: Source
     envelope: Envelope
-    columns: Iterator[Columns]
+    columns: Generator[Columns]
 
     @classmethod
     def of(cls, source: Source) -> Begun:
@@ -58,7 +58,7 @@ class _Ahead:
     """Holds at most one file whose decoding was started and that no reader has taken yet."""
 
     def __init__(self) -> None:
-        self._begun: tuple[Begun, tuple[int, ...], Processes] | None = None
+        self._begun: tuple[Begun, tuple[int, ...], Processes | None] | None = None
         self._opened = ExitStack()
 
     def begin(self, name: str) -> None:
@@ -67,11 +67,12 @@ class _Ahead:
         count = fitting(source.expected_bytes)
         if source.expected_bytes < BYTES_BEFORE_PROCESSES or count < 2 or not sniff(source.head()):
             return
-        processes = Processes.start(count)
+        processes = None if compiled_scanner() else Processes.start(count)
         try:
             self._begun = Begun._now(source, processes), state, processes  # noqa: SLF001 - of this module
         except BaseException:
-            processes.kill()
+            if processes is not None:
+                processes.kill()
             raise
 
     def taken(self, source: Source) -> Begun | None:
@@ -90,9 +91,11 @@ class _Ahead:
         if self._begun is not None:
             begun, _, processes = self._begun
             self._begun = None
-            processes.kill()
-            with suppress(ThenceError):  # taking the rest raises it, and frees everything
-                deque(begun.columns, maxlen=0)
+            if processes is not None:
+                processes.kill()
+            with suppress(ThenceError):  # of killed processes
+                next(begun.columns, None)  # a generator that has not begun would not notice that it is closed
+            begun.columns.close()
         self._opened.close()
 
 

@@ -1,8 +1,8 @@
-"""One piece of a Kineto file as columns.
+"""One piece of a Kineto file as columns: what an event means.
 
-A piece is a JSON array of whole events. Each event is decoded by msgspec into a typed struct (no
-dict per event), and the few fields that thence reads become NumPy columns at once. Category names
-and argument keys: pytorch/kineto, libkineto/src/output_json.cpp.
+A piece is a JSON array of whole events. The compiled scanner reads its fields (`thence.readers.kineto.scanner`). A
+piece that it refuses, and every piece where it was not built, is decoded by msgspec, each event into a typed struct.
+Both are `thence.readers.kineto.rows.Rows`, of which the functions here make NumPy columns.
 
 Some facts about a kernel are recorded only with its launch: the kernel's name by AMD's profiler, and the source of
 a Triton kernel by Inductor. An annotation belongs to a node of a CUDA graph, so it is decoded once for each node and
@@ -12,11 +12,10 @@ without Polars.
 
 from __future__ import annotations
 
-import zlib
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, compress
+from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -25,15 +24,20 @@ import numpy as np
 
 from thence.model.collectives import KINETO_KEYS, TEXTS
 from thence.model.places import GRAPH_LABELS
+from thence.readers.kineto.event_structs import NO_TEXT, Args, Event
 from thence.readers.kineto.repair import decode_leniently
-from thence.readers.kineto.times import NO_TIME_NS, nanoseconds, possible
+from thence.readers.kineto.rows import INPUTS, DecodedRows
+from thence.readers.kineto.scanner import scanned
+from thence.readers.kineto.times import NO_TIME_NS, possible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from thence.model.arrays import Array
+    from thence.readers.kineto.rows import Rows
 
-_INPUTS = ("dims", "types", "strides", "values")
+_SHORT = 1024
+"""Bytes of an operator's inputs up to which they are remembered."""
 _SOURCE_FACTS = ("kernel_file", "kernel_hash", "kernel_kwargs")
 # Arguments that Kineto, its Python exporter and the CUPTI exporter write themselves.
 _OF_KINETO = frozenset(
@@ -51,17 +55,12 @@ _OF_KINETO = frozenset(
 _NUMERIC_METADATA = frozenset(("grid", "block", "bytes", "device", "context", "queued", "cluster"))
 """Arguments of Kineto that are never text: a text under such a key is an annotation that replaced Kineto's value."""
 _BY_THENCE = "label_rule"
-_raw_events = msgspec.json.Decoder(list[msgspec.Raw])
-MISSING = int(np.iinfo(np.int64).min)
-"""Value (int64) in integer columns for an event that lacks the field."""
 Columns = dict[str, Any]
 """Column name to array, list of strings, or number; see `decode`."""
-NO_TEXT = msgspec.Raw(b"")
-_annotation_fields = attrgetter(
+_ANNOTATION_FIELDS = (
     "label", "module", "collective", "annotated_stream", "autograd_phase", "module_fqn", "annotation",
     "annotation_text",
 )  # fmt: skip
-_NO_ANNOTATION = (None,) * 8
 # Kinds of device activities and host categories, by the category of the event. Lower-case names are of torch 1.12
 # and newer, the others are older.
 _GPU = {"kernel": 0, "gpu_memcpy": 1, "gpu_memset": 2, "Kernel": 0, "Memcpy": 1, "Memset": 2}
@@ -109,31 +108,44 @@ _LABEL_FIELDS = {
 }
 
 
-def launch_facts(args: Sequence[Any], codes: Mapping[Any, int]) -> dict[str, Any]:
+def _launch_facts(host: Rows, codes: Mapping[Any, int]) -> Columns:
     """Columns ``kernel``, ``metadata`` and ``inputs`` (JSON objects) of host events: numbers of texts, -1 for none.
 
     Args:
-        args: arguments of each host event, as `thence.readers.kineto.events.Args`.
+        host: the host events.
         codes: maps each text to its number.
     """
-    columns = {name: np.full(len(args), -1, np.int32) for name in ("kernel", "metadata", "inputs")}
-    for row in given(args, "kernel"):
-        if isinstance(args[row].kernel, str) and args[row].kernel:
-            columns["kernel"][row] = codes[args[row].kernel]
-    for row in given(args, "kernel_file"):
-        if (facts := _source_facts(args[row])) is not None:
+    columns = {name: np.full(len(host), -1, np.int32) for name in ("kernel", "metadata", "inputs")}
+    for row, event in _events_with(host, "kernel"):
+        if isinstance(event.args.kernel, str) and event.args.kernel:
+            columns["kernel"][row] = codes[event.args.kernel]
+    for row, event in _events_with(host, "kernel_file"):
+        if (facts := _source_facts(event.args)) is not None:
             columns["metadata"][row] = codes[facts]
-    inputs: dict[tuple[bytes, ...], int] = {}
-    for row, dims in enumerate(map(attrgetter("dims"), args)):
-        if dims is NO_TEXT:
-            continue
-        given_inputs = tuple(bytes(text) or b"[]" for text in map(args[row].__getattribute__, _INPUTS))
-        code = inputs.get(given_inputs)
-        if code is None:
-            texts = (f'"{name}":{_compact(text)}' for name, text in zip(_INPUTS, given_inputs, strict=True))
-            code = inputs[given_inputs] = codes[f"{{{','.join(texts)}}}"]
-        columns["inputs"][row] = code
+    rows = host.given("dims")
+    number, distinct = host.chosen(rows).coded(*INPUTS)
+    columns["inputs"][rows] = _coded(number, map(_inputs, distinct), codes.__getitem__)
     return columns
+
+
+def _events_with(rows: Rows, field: str) -> Iterable[tuple[int, Event]]:
+    """Index and struct of each event that has a field."""
+    having = rows.given(field)
+    return zip(having.tolist(), rows.chosen(having).events(), strict=True)
+
+
+def _inputs(texts: tuple[bytes, ...]) -> str:
+    """The inputs of an operator as a JSON object."""
+    return _known_inputs(texts) if sum(map(len, texts)) < _SHORT else _inputs_object(texts)
+
+
+def _inputs_object(texts: tuple[bytes, ...]) -> str:
+    members = (f'"{name}":{_compact(text or b"[]")}' for name, text in zip(INPUTS, texts, strict=True))
+    return f"{{{','.join(members)}}}"
+
+
+_known_inputs = lru_cache(maxsize=4096)(_inputs_object)
+"""Most inputs of a piece are in the pieces before it, too."""
 
 
 def _compact(text: bytes) -> str:
@@ -141,28 +153,16 @@ def _compact(text: bytes) -> str:
     return msgspec.json.format(text, indent=-1).decode()
 
 
-def given(rows: Sequence[Any], field: str) -> list[int]:
-    """Numbers of the rows whose field is not None; fast if it is None in every row, as most fields are.
+def _coded(number: Array, values: Iterable[Any], code: Callable[[Any], int]) -> Array:
+    """The code (int32) of the value of each row.
 
     Args:
-        rows: events or their arguments.
-        field: name of an attribute; a dotted name for an attribute of an attribute.
+        number: of each row's value, in the order of their first appearance.
+        values: the values.
+        code: gives the code of a value.
     """
-    values = list(map(attrgetter(field), rows))
-    if values.count(None) == len(values):
-        return []
-    return [row for row, value in enumerate(values) if value is not None]
-
-
-def coded(values: Iterable[Any], code: Callable[[Any], int], count: int) -> np.ndarray[Any, Any]:
-    """Array of the number (int32) of each value."""
-    return np.fromiter(map(code, values), np.int32, count)
-
-
-def triples(values: Iterable[tuple[int, int, int] | None], count: int) -> np.ndarray[Any, Any]:
-    """The values as an int64 array of shape (count, 3), with -1 for None."""
-    flat = chain.from_iterable(value or (-1, -1, -1) for value in values)
-    return np.fromiter(flat, np.int64, 3 * count).reshape(count, 3)
+    codes: Array = np.fromiter(map(code, values), np.int32)
+    return codes[number]
 
 
 def _source_facts(args: Any) -> str | None:
@@ -180,13 +180,12 @@ _annotated = msgspec.json.Decoder(_Annotated)
 
 
 def annotations_of_piece(
-    piece: bytes | bytearray | list[bytes], row: Array, lane: Array, graph: Array, node: Array
+    texts_of: Callable[[Array], list[bytes]], lane: Array, graph: Array, node: Array
 ) -> tuple[Array, list[str]]:
     """The annotations of the device activities of a piece.
 
     Args:
-        piece: the JSON of the events, as one array or one text for each event.
-        row: index in the piece of each activity's event.
+        texts_of: the JSON of activities, by their indices.
         lane: number of the viewer's row of each activity.
         graph: graph id of each activity.
         node: node id of each activity, 0 outside of graphs.
@@ -200,14 +199,10 @@ def annotations_of_piece(
     if not len(graphed):
         return number, []
     first, of_key = _distinct_keys(lane[graphed], graph[graphed], node[graphed])
-    try:
-        events = piece if isinstance(piece, list) else _raw_events.decode(bytes(piece))
-    except (msgspec.MsgspecError, RecursionError):
-        return number, []
     texts: dict[str, int] = {}
     numbers = []
-    for event in row[graphed[first]].tolist():
-        annotation = _annotation_text(bytes(events[event]))
+    for text in texts_of(graphed[first]):
+        annotation = _annotation_text(text)
         numbers.append(texts.setdefault(annotation, len(texts)) if annotation else -1)
     number[graphed] = np.array(numbers, np.int32)[of_key]
     return number, list(texts)
@@ -239,95 +234,6 @@ def _annotation_text(event: bytes) -> str | None:
     return msgspec.json.encode(fields).decode() if fields else None
 
 
-class Args(msgspec.Struct, frozen=True, gc=False):
-    """The arguments of an event that thence reads; everything else is skipped by the decoder."""
-
-    external: int = msgspec.field(default=MISSING, name="External id")
-    correlation: int = MISSING
-    device: int = MISSING
-    stream: int = MISSING
-    original_stream: int = MISSING
-    bytes: int = MISSING
-    grid: tuple[int, int, int] | None = None
-    block: tuple[int, int, int] | None = None
-    registers: int = msgspec.field(default=MISSING, name="registers per thread")
-    shared_memory: int = msgspec.field(default=MISSING, name="shared memory")
-    graph: int = msgspec.field(default=0, name="graph id")
-    node: int = msgspec.field(default=0, name="graph node id")
-    from_device: int = msgspec.field(default=MISSING, name="fromDevice")
-    sequence: int = msgspec.field(default=MISSING, name="Sequence number")
-    forward_thread: int = msgspec.field(default=0, name="Fwd thread id")
-    # Fields of cuda_sync and cuda_event (waits on and records of CUDA events): -1 if Kineto does not know.
-    wait_on_stream: int = MISSING
-    wait_on_record: int = msgspec.field(default=MISSING, name="wait_on_cuda_event_record_corr_id")
-    wait_on_event: int = msgspec.field(default=MISSING, name="wait_on_cuda_event_id")
-    event_id: int = MISSING
-    kernel_backend: Any = None
-    kernel_file: Any = None
-    kernel_hash: Any = None
-    kernel_kwargs: Any = None
-    kernel: Any = None  # of a launch on AMD's GPUs
-    # Inputs of an operator. They stay text, because many operators have the same, and each is parsed once.
-    dims: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Input Dims")
-    types: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Input type")
-    strides: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Input Strides")
-    values: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Concrete Inputs")
-    label: str | int | None = msgspec.field(default=None, name="name")
-    collective: str | None = msgspec.field(default=None, name=KINETO_KEYS["collective"])
-    in_elements: int = msgspec.field(default=MISSING, name=KINETO_KEYS["in_elements"])
-    out_elements: int = msgspec.field(default=MISSING, name=KINETO_KEYS["out_elements"])
-    group_size: int = msgspec.field(default=MISSING, name=KINETO_KEYS["group_size"])
-    element_type: str = msgspec.field(default="", name=KINETO_KEYS["element_type"])
-    group_name: str = msgspec.field(default="", name=KINETO_KEYS["group_name"])
-    group_description: str = msgspec.field(default="", name=KINETO_KEYS["group_description"])
-    group_ranks: str | list[int] = msgspec.field(default="", name=KINETO_KEYS["group_ranks"])
-    in_splits: str | list[int] = msgspec.field(default="", name=KINETO_KEYS["in_splits"])
-    out_splits: str | list[int] = msgspec.field(default="", name=KINETO_KEYS["out_splits"])
-    collective_sequence: int = msgspec.field(default=MISSING, name=KINETO_KEYS["sequence"])
-    source_rank: int = msgspec.field(default=MISSING, name=KINETO_KEYS["source_rank"])
-    destination_rank: int = msgspec.field(default=MISSING, name=KINETO_KEYS["destination_rank"])
-    # Labels of graphed activities, as thence writes them. Any type: other tools may use the same keys for anything.
-    label_rule: Any = None
-    label_confidence: Any = None
-    label_detail: Any = None
-    operator: Any = None
-    operator_inputs: Any = None
-    operator_node: Any = None
-    operator_nodes: Any = None
-    graph_label: Any = msgspec.field(default=None, name="label")
-    module: Any = None
-    op: Any = None
-    ops: Any = None
-    source: Any = None
-    stack: Any = None
-    phase: Any = None
-    lane: Any = None
-    annotations: Any = None
-    # Arguments that show, like name, module and collective, that PyTorch or its tools annotated a graphed activity.
-    annotated_stream: Any = None
-    autograd_phase: Any = None
-    module_fqn: Any = None
-    annotation: Any = None
-    annotation_text: Any = msgspec.field(default=None, name="str")
-
-
-NO_ARGS = Args()
-
-
-class Event(msgspec.Struct, gc=False):
-    """One event. Times stay text (`msgspec.Raw`) so that they never pass through a float."""
-
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    pid: int | str = 0
-    tid: int | str = 0
-    ts: msgspec.Raw = NO_TEXT
-    dur: msgspec.Raw = NO_TEXT
-    id: int | str = MISSING
-    args: Args = NO_ARGS
-
-
 _strict = msgspec.json.Decoder(list[Event])
 
 
@@ -341,14 +247,6 @@ class _Codes(dict[Any, int]):
     def __missing__(self, key: object) -> int:
         code = self[key] = len(self)
         return code
-
-
-class _CategoryNumbers(dict[str, int]):
-    """Category -> its number in `_CATEGORY_NUMBERS`; its keys are the categories looked up so far."""
-
-    def __missing__(self, category: str) -> int:
-        number = self[category] = _CATEGORY_NUMBERS.get(category, _OTHER)
-        return number
 
 
 def decode(piece: bytes | bytearray, *, annotated: bool = False) -> Columns:
@@ -370,9 +268,12 @@ def decode(piece: bytes | bytearray, *, annotated: bool = False) -> Columns:
         ``events``, ``damaged``, ``timeless``, ``unpaired``: number of all events, and of events that are
         left out because they could not be read, had no start, or were begin/end events.
     """
+    with suppress(*_NO_COLUMNS):
+        if (rows := scanned(piece)) is not None:
+            return _columns(rows, 0, annotated=annotated)
     for decoder in (_strict, _lax):
         with suppress(*_NO_COLUMNS):
-            return _columns(decoder.decode(piece), piece, 0, annotated=annotated)
+            return _columns(DecodedRows(decoder.decode(piece), piece), 0, annotated=annotated)
     return _readable(*decode_leniently(bytes(piece), Event, Args), annotated=annotated)
 
 
@@ -383,7 +284,7 @@ def _readable(events: list[Event], texts: list[bytes], damaged: int, *, annotate
     while waiting:
         begin, end = waiting.pop()
         try:
-            columns = _columns(events[begin:end], texts[begin:end], 0, annotated=annotated)
+            columns = _columns(DecodedRows(events[begin:end], texts[begin:end]), 0, annotated=annotated)
         except _NO_COLUMNS:
             middle = (begin + end) // 2
             waiting += [(middle, end), (begin, middle)] if end - begin > 1 else []
@@ -392,61 +293,56 @@ def _readable(events: list[Event], texts: list[bytes], damaged: int, *, annotate
             return columns | {"events": len(events) + damaged, "damaged": damaged}
         kept += range(begin, end)
     lost = damaged + len(events) - len(kept)
-    return _columns([events[row] for row in kept], [texts[row] for row in kept], lost, annotated=annotated)
+    rows = DecodedRows([events[row] for row in kept], [texts[row] for row in kept])
+    return _columns(rows, lost, annotated=annotated)
 
 
-def _columns(
-    events: Sequence[Event], texts: bytes | bytearray | list[bytes], damaged: int, *, annotated: bool
-) -> Columns:
-    """The columns of decoded events.
+def _columns(rows: Rows, damaged: int, *, annotated: bool) -> Columns:
+    """The columns of the events of a piece.
 
     Args:
-        events: decoded events.
-        texts: their JSON, as one array or one text for each event.
+        rows: the events.
         damaged: number of events that could not be decoded.
         annotated: as in `decode`.
     """
-    categories = _CategoryNumbers()
-    numbers = np.fromiter(map(categories.__getitem__, map(attrgetter("cat"), events)), np.uint8, len(events))
-
-    def chosen(mask: np.ndarray[Any, Any]) -> list[Event]:
-        return list(compress(events, mask.tolist()))
-
-    gpu_mask, host_mask = numbers < _FIRST_HOST, (numbers >= _FIRST_HOST) & (numbers < _FLOW)
-    gpu = _Complete.of(chosen(gpu_mask), numbers[gpu_mask])
-    host = _Complete.of(chosen(host_mask), numbers[host_mask])
-    others = chosen(numbers == _OTHER)
+    category, categories = rows.coded("cat")
+    numbers = np.array([_CATEGORY_NUMBERS.get(name, _OTHER) for name in categories], np.uint8)[category]
+    gpu = _Complete.of(rows, np.flatnonzero(numbers < _FIRST_HOST), numbers)
+    host = _Complete.of(rows, np.flatnonzero((numbers >= _FIRST_HOST) & (numbers < _FLOW)), numbers)
+    others = rows.chosen(np.flatnonzero(numbers == _OTHER))
     names, lanes = _Codes(), _Codes()
     columns: Columns = {
-        "events": len(events) + damaged,
+        "events": len(rows) + damaged,
         "damaged": damaged,
         "timeless": gpu.timeless + host.timeless,
-        "unpaired": gpu.unpaired + host.unpaired + sum(e.ph in _UNPAIRED for e in others),
+        "unpaired": gpu.unpaired + host.unpaired + _unpaired(others),
     }
     columns |= _prefixed("gpu", _common(gpu, names, lanes) | _gpu(gpu))
-    columns["gpu.annotation"], columns["annotations"] = np.full(len(gpu.events), -1, np.int32), []
-    if annotated or _has_annotation(gpu.events, columns["gpu.node"]):
-        row = np.flatnonzero(gpu_mask)[gpu.row]
+    columns["gpu.annotation"], columns["annotations"] = np.full(len(gpu.rows), -1, np.int32), []
+    if annotated or _has_annotation(gpu.rows.chosen(np.flatnonzero(columns["gpu.node"]))):
         columns["gpu.annotation"], columns["annotations"] = annotations_of_piece(
-            texts, row, *(columns[f"gpu.{name}"] for name in ("lane", "graph", "node"))
+            gpu.rows.texts, *(columns[f"gpu.{name}"] for name in ("lane", "graph", "node"))
         )
     columns |= _prefixed("host", _common(host, names, lanes) | _host(host, names))
-    columns |= _prefixed("flow", _flows(chosen(numbers == _FLOW), lanes))
-    columns |= _prefixed("waiting", _waiting(chosen(numbers == _WAITS)))
+    columns |= _prefixed("flow", _flows(rows.chosen(np.flatnonzero(numbers == _FLOW)), lanes))
+    columns |= _prefixed("waiting", _waiting(rows.chosen(np.flatnonzero(numbers == _WAITS))))
     columns |= _prefixed("thread", _threads(others, lanes))
-    columns |= _prefixed("collective", _collectives({"gpu": gpu.events, "host": host.events}))
-    columns |= _prefixed("joined", _graph_label_columns(gpu.events))
+    columns |= _prefixed("collective", _collectives({"gpu": gpu.rows, "host": host.rows}))
+    columns |= _prefixed("joined", _graph_label_columns(gpu.rows))
     columns["names"] = list(names)
     columns["lanes"] = list(lanes)
-    columns["categories"] = list(categories)
+    columns["categories"] = list(dict.fromkeys(categories))
     return columns
 
 
-def _has_annotation(events: Sequence[Event], node: np.ndarray[Any, Any]) -> bool:
+def _has_annotation(graphed: Rows) -> bool:
     """Whether the arguments of any graphed activity show an annotation."""
-    graphed = compress(events, node.astype(np.bool_).tolist())
-    args = (event.args for event in graphed)
-    return any(fields != _NO_ANNOTATION for fields in map(_annotation_fields, args))
+    return any(len(graphed.given(field)) for field in _ANNOTATION_FIELDS)
+
+
+def _unpaired(rows: Rows) -> int:
+    number, phases = rows.coded("ph")
+    return int(np.array([phase in _UNPAIRED for phase in phases], np.bool_)[number].sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,125 +350,116 @@ class _Complete:
     """Complete events (phase X) with their times, and counts of the events left out.
 
     Attributes:
-        events: the complete events.
-        row: index of each complete event among all events.
+        rows: the complete events.
         number: category number of each complete event.
         start, duration: ns; the duration may be `NO_TIME_NS`.
         timeless: number of complete events without a start time.
         unpaired: number of begin and end events; torch.profiler writes no such events.
     """
 
-    events: list[Event]
-    row: np.ndarray[Any, Any]
-    number: np.ndarray[Any, Any]
-    start: np.ndarray[Any, Any]
-    duration: np.ndarray[Any, Any]
+    rows: Rows
+    number: Array
+    start: Array
+    duration: Array
     timeless: int
     unpaired: int
 
     @classmethod
-    def of(cls, events: list[Event], number: np.ndarray[Any, Any]) -> _Complete:
-        start = possible(nanoseconds(list(map(attrgetter("ts"), events))))
-        duration = possible(nanoseconds(list(map(attrgetter("dur"), events))))
+    def of(cls, piece: Rows, chosen: Array, numbers: Array) -> _Complete:
+        """The complete ones of some events of a piece.
+
+        Args:
+            piece: all events.
+            chosen: indices of the events.
+            numbers: category number of every event of the piece.
+        """
+        rows, number = piece.chosen(chosen), numbers[chosen]
+        start, duration = possible(rows.times("ts")), possible(rows.times("dur"))
         wrong = (start == NO_TIME_NS) | (duration == NO_TIME_NS)
         if not wrong.any():
-            return cls(events, np.arange(len(events)), number, start, duration, 0, 0)
+            return cls(rows, number, start, duration, 0, 0)
         # Only events without a time can be of another phase; the phase of the others need not be checked.
-        phases = {row: events[row].ph for row in np.flatnonzero(wrong).tolist()}
-        kept = np.array([phases.get(row, "X") == "X" for row in range(len(events))], np.bool_)
-        timeless = int((kept & (start == NO_TIME_NS)).sum())
-        kept &= start != NO_TIME_NS
-        unpaired = sum(phase in _UNPAIRED for phase in phases.values())
-        complete = list(compress(events, kept.tolist()))
-        row = np.flatnonzero(kept)
-        return cls(complete, row, number[kept], start[kept], duration[kept], timeless, unpaired)
+        incomplete = rows.chosen(np.flatnonzero(wrong))
+        phase, phases = incomplete.coded("ph")
+        is_complete = np.ones(len(rows), np.bool_)
+        is_complete[wrong] = np.array([text == "X" for text in phases], np.bool_)[phase]
+        timeless = int((is_complete & (start == NO_TIME_NS)).sum())
+        kept = np.flatnonzero(is_complete & (start != NO_TIME_NS))
+        return cls(rows.chosen(kept), number[kept], start[kept], duration[kept], timeless, _unpaired(incomplete))
 
 
 def _prefixed(prefix: str, columns: Columns) -> Columns:
     return {f"{prefix}.{name}": values for name, values in columns.items()}
 
 
-def _numbers(events: Sequence[Any], *fields: str) -> Columns:
-    return {name: np.fromiter(map(attrgetter(name), events), np.int64, len(events)) for name in fields}
+def _integers(rows: Rows, *fields: str) -> Columns:
+    return {name: rows.integers(name) for name in fields}
 
 
-def _common(rows: _Complete, names: _Codes, lanes: _Codes) -> Columns:
-    count = len(rows.events)
+def _lane(rows: Rows, lanes: _Codes) -> Array:
+    return _coded(*rows.coded("pid", "tid"), lanes.__getitem__)
+
+
+def _common(complete: _Complete, names: _Codes, lanes: _Codes) -> Columns:
     return {
-        "name": coded(map(attrgetter("name"), rows.events), names.__getitem__, count),
-        "lane": coded(map(attrgetter("pid", "tid"), rows.events), lanes.__getitem__, count),
-        "start": rows.start,
-        "duration": rows.duration,
+        "name": _coded(*complete.rows.coded("name"), names.__getitem__),
+        "lane": _lane(complete.rows, lanes),
+        "start": complete.start,
+        "duration": complete.duration,
     }
 
 
-def _gpu(rows: _Complete) -> Columns:
-    args = list(map(attrgetter("args"), rows.events))
-    sizes = _numbers(
-        args, "external", "correlation", "device", "stream", "original_stream", "bytes",
-        "registers", "shared_memory", "from_device",
+def _gpu(complete: _Complete) -> Columns:
+    numbers = _integers(
+        complete.rows, "external", "correlation", "device", "stream", "original_stream", "bytes",
+        "registers", "shared_memory", "from_device", "graph", "node",
     )  # fmt: skip
-    count = len(args)
-    return sizes | {
-        "kind": rows.number,
-        # Node ids use all 64 bits: executable graph id << 32 | node id.
-        "graph": np.fromiter(map(attrgetter("graph"), args), np.uint64, count),
-        "node": np.fromiter(map(attrgetter("node"), args), np.uint64, count),
-        "grid": triples(map(attrgetter("grid"), args), count),
-        "block": triples(map(attrgetter("block"), args), count),
+    return numbers | {
+        "kind": complete.number,
+        "grid": complete.rows.triples("grid"),
+        "block": complete.rows.triples("block"),
     }
 
 
-def _host(rows: _Complete, names: _Codes) -> Columns:
-    args = list(map(attrgetter("args"), rows.events))
-    numbers = _numbers(args, "external", "correlation", "sequence", "forward_thread")
-    is_kernel = np.zeros(len(args), np.bool_)
-    is_kernel[given(args, "kernel_backend")] = True  # Inductor's launch of a kernel
-    return (
-        numbers | launch_facts(args, names) | {"category": rows.number - np.uint8(_FIRST_HOST), "is_kernel": is_kernel}
+def _host(complete: _Complete, names: _Codes) -> Columns:
+    numbers = _integers(complete.rows, "external", "correlation", "sequence", "forward_thread")
+    is_kernel = np.zeros(len(complete.rows), np.bool_)
+    is_kernel[complete.rows.given("kernel_backend")] = True  # Inductor's launch of a kernel
+    facts = _launch_facts(complete.rows, names)
+    return numbers | facts | {"category": complete.number - np.uint8(_FIRST_HOST), "is_kernel": is_kernel}
+
+
+def _flows(rows: Rows, lanes: _Codes) -> Columns:
+    phase, phases = rows.coded("ph")
+    return {
+        "is_start": np.array([text == "s" for text in phases], np.bool_)[phase],
+        "id": rows.identifiers(),
+        "lane": _lane(rows, lanes),
+        "time": rows.times("ts"),
+    }
+
+
+def _waiting(rows: Rows) -> Columns:
+    return _integers(
+        rows, *("correlation", "device", "stream", "event_id"), *("wait_on_stream", "wait_on_record", "wait_on_event")
     )
 
 
-def _flows(events: Sequence[Event], lanes: _Codes) -> Columns:
-    starts = [event.ph == "s" for event in events]
-    return {
-        "is_start": np.array(starts, np.bool_),
-        "id": _coded_ids(events),
-        "lane": coded(map(attrgetter("pid", "tid"), events), lanes.__getitem__, len(events)),
-        "time": nanoseconds([event.ts for event in events]),
-    }
+def _threads(others: Rows, lanes: _Codes) -> Columns:
+    labelled = others.chosen(others.given("label"))
+    is_name = [e.ph == "M" and e.name == "thread_name" and isinstance(e.args.label, str) for e in labelled.events()]
+    named = labelled.chosen(np.flatnonzero(is_name))
+    return {"lane": _lane(named, lanes), "name": [str(event.args.label) for event in named.events()]}
 
 
-def _waiting(events: Sequence[Event]) -> Columns:
-    return _numbers(
-        [event.args for event in events],
-        *("correlation", "device", "stream", "event_id"),
-        *("wait_on_stream", "wait_on_record", "wait_on_event"),
-    )
-
-
-def _coded_ids(events: Sequence[Event]) -> np.ndarray[Any, Any]:
-    """Ids as numbers; a text id, which other writers may use, becomes its checksum."""
-    ids = (e.id if isinstance(e.id, int) else zlib.crc32(e.id.encode()) for e in events)
-    return np.fromiter(ids, np.int64, len(events))
-
-
-def _threads(events: Sequence[Event], lanes: _Codes) -> Columns:
-    named = [e for e in events if e.ph == "M" and e.name == "thread_name" and isinstance(e.args.label, str)]
-    return {
-        "lane": coded(((e.pid, e.tid) for e in named), lanes.__getitem__, len(named)),
-        "name": [str(e.args.label) for e in named],
-    }
-
-
-def _collectives(tables: dict[str, Sequence[Event]]) -> Columns:
+def _collectives(tables: dict[str, Rows]) -> Columns:
     columns: dict[str, list[Any]] = defaultdict(list)
     described: list[Args] = []
     for table, events in tables.items():
-        rows = given(events, "args.collective")
-        described += [events[row].args for row in rows]
+        rows = events.given("collective")
+        described += [event.args for event in events.chosen(rows).events()]
         for other in tables:
-            columns[other] += rows if other == table else [-1] * len(rows)
+            columns[other] += rows.tolist() if other == table else [-1] * len(rows)
     result: Columns = {name: np.array(rows, np.int64) for name, rows in columns.items()}
     for name, field in _COLLECTIVE_FIELDS.items():
         values = map(attrgetter(field), described)
@@ -583,11 +470,11 @@ def _collectives(tables: dict[str, Sequence[Event]]) -> Columns:
     return result
 
 
-def _graph_label_columns(events: Sequence[Event]) -> Columns:
+def _graph_label_columns(gpu: Rows) -> Columns:
     """Labels of graphed activities from a file that thence wrote."""
-    labelled = given(events, "args.label_rule")
-    rows = [row for row in labelled if type(events[row].args.label_rule) is str]
-    args = [events[row].args for row in rows]
+    labelled = [(row, event.args) for row, event in _events_with(gpu, "label_rule")]
+    rows = [row for row, arg in labelled if type(arg.label_rule) is str]
+    args = [arg for _, arg in labelled if type(arg.label_rule) is str]
     result: Columns = {name: [_text_or_empty(getattr(arg, key)) for arg in args] for name, key in _LABEL_FIELDS.items()}
     result["metadata"] = [
         msgspec.json.encode(arg.annotations).decode() if isinstance(arg.annotations, dict) else "" for arg in args

@@ -21,7 +21,8 @@ from thence.readers.kineto import metadata as describe
 from thence.readers.kineto.collecting import collected
 from thence.readers.kineto.early_start import Begun
 from thence.readers.kineto.envelope import INLINE_ANNOTATED
-from thence.readers.kineto.events import MISSING, RECORDED_CATEGORIES
+from thence.readers.kineto.event_structs import MISSING
+from thence.readers.kineto.events import RECORDED_CATEGORIES
 from thence.readers.kineto.processes import PIECE_BYTES
 from thence.readers.kineto.ranks import Lanes, gpu_ranks, lanes_of
 from thence.readers.kineto.sniffing import NAME

@@ -41,7 +41,7 @@ from thence.model.tables import COLLECTIVES, GPU, GRAPH_PLACES, HOST, HOST_CATEG
 from thence.model.waiting import Calls, call_facts, kind_of_call
 from thence.parallel import in_threads
 from thence.readers.host_ranges import IS_API_CALL, host_parents, parent_column, positions_of_functions, shown_name
-from thence.readers.kineto.events import MISSING
+from thence.readers.kineto.event_structs import MISSING
 from thence.readers.torch_annotations import label_of
 
 if TYPE_CHECKING:

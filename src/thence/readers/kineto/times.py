@@ -49,7 +49,7 @@ def nanoseconds(texts: Sequence[Any]) -> npt.NDArray[np.int64]:
                 return _parsed(joined.replace(b".", b""))
             if len(points) == 0 and widths.max() <= _WIDEST - 4:
                 return _parsed(joined) * 1000
-    return _one_by_one(joined.split(b"\n"))
+    return _one_by_one([bytes(text) for text in texts])
 
 
 def _parsed(digits: bytes) -> npt.NDArray[np.int64]:

@@ -1,0 +1,578 @@
+/* Events of a piece of JSON as columns, without the GIL: the compiled counterpart of decoding with msgspec.
+ *
+ * Which keys are read, and how, is said by `thence.readers.kineto.scanner`. A piece with anything unusual (another
+ * type, damaged JSON, an integer beyond 64 bits) is refused as a whole, and read in Python. A column takes memory only
+ * from the first event with its key on, and all columns of a piece at most some times its size. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdlib.h>
+#include "_json.h"
+
+enum { INTEGER, UNSIGNED, TIME, TRIPLE, TEXT, CHECKED_INTEGER, CHECKED_STRING, ANYTHING, ARGUMENTS, KINDS };
+enum { MAX_FIELDS = 128, KEY_SLOTS = 512, MAX_COMBINATIONS = 4, MAX_COMBINED = 4, ROWS = 1024, MOST_PROBES = 64 };
+enum { GUESSES = 4096 };
+enum { MEMORY_FACTOR = 6, MEMORY_FREE = 1 << 20, FIRST_ENTRIES = 1024 };
+
+/* Bytes in a column of each kind; 0 for kinds without a column. */
+static const uint8_t widths[KINDS] = {8, 8, 8, 24, 4};
+
+typedef struct {
+    uint8_t key[UINT8_MAX];
+    uint8_t length, kind;
+    int column; /* -1 for none */
+} Field;
+
+typedef struct {
+    PyObject_HEAD
+    int fields, columns, combinations;
+    Field field[MAX_FIELDS];
+    uint8_t slots[2][KEY_SLOTS]; /* number of a field + 1 by the hash of its key; of events and of arguments */
+    uint8_t kind[MAX_FIELDS];    /* of each column */
+    int64_t missing[MAX_FIELDS]; /* value of each column for events without the key */
+    int combined[MAX_COMBINATIONS][MAX_COMBINED]; /* columns; -1 for none */
+} Scanner;
+
+typedef struct {
+    uint8_t *data;
+    size_t rows, room;
+} Column;
+
+/* Numbers distinct entries in the order of their first appearance. */
+typedef struct {
+    uint8_t *entries;
+    uint64_t *hashes;
+    uint32_t *slots; /* number of an entry + 1 */
+    size_t width, count, room, mask;
+} Table;
+
+typedef struct {
+    uint32_t offset, length;
+} Extent;
+
+typedef struct {
+    const Scanner *scanner;
+    const uint8_t *begin, *end;
+    size_t rows, budget;
+    Seen seen;
+    Column extents, column[MAX_FIELDS], combination[MAX_COMBINATIONS];
+    Table texts, combinations[MAX_COMBINATIONS];
+    uint64_t context;          /* of the texts of the current event, without its arguments */
+    uint32_t guesses[GUESSES]; /* number of a text + 1: the last one of the same field in the same context */
+    uint8_t next[2][MAX_FIELDS + 1]; /* number of a field + 1 that last followed a field; of 0 the first one */
+    int no_memory;
+} Scan;
+
+/* Larger memory with the same content; NULL, with the old one unchanged, beyond what the piece may take. */
+static void *enlarged(Scan *scan, void *memory, size_t before, size_t after) {
+    if (after - before > scan->budget) return NULL;
+    void *larger = realloc(memory, after);
+    if (larger) scan->budget -= after - before;
+    else scan->no_memory = 1;
+    return larger;
+}
+
+static int table_begin(Scan *scan, Table *table, size_t width) {
+    size_t room = FIRST_ENTRIES;
+    *table = (Table){.width = width, .room = room, .mask = 4 * room - 1};
+    table->entries = malloc(room * width);
+    table->hashes = malloc(room * sizeof *table->hashes);
+    table->slots = calloc(4 * room, sizeof *table->slots);
+    if (table->entries && table->hashes && table->slots) return 1;
+    scan->no_memory = 1;
+    return 0;
+}
+
+static void table_end(Table *table) {
+    free(table->entries);
+    free(table->hashes);
+    free(table->slots);
+}
+
+static int table_grow(Scan *scan, Table *table) {
+    size_t before = table->room, after = 2 * before, slots = 4 * after * sizeof *table->slots;
+    void *entries = enlarged(scan, table->entries, before * table->width, after * table->width);
+    if (!entries) return 0;
+    table->entries = entries;
+    void *hashes = enlarged(scan, table->hashes, before * sizeof *table->hashes, after * sizeof *table->hashes);
+    if (!hashes) return 0;
+    table->hashes = hashes;
+    if (slots / 2 > scan->budget) return 0;
+    uint32_t *larger = calloc(slots, 1);
+    if (!larger) return scan->no_memory = 1, 0;
+    scan->budget -= slots / 2;
+    free(table->slots);
+    table->slots = larger;
+    table->room = after;
+    table->mask = 4 * after - 1;
+    for (size_t entry = 0; entry < table->count; entry++) {
+        size_t slot = table->hashes[entry] & table->mask;
+        while (larger[slot]) slot = (slot + 1) & table->mask;
+        larger[slot] = (uint32_t)entry + 1;
+    }
+    return 1;
+}
+
+/* The number of an entry; -1 if too many entries have nearly the same hash, as only texts made for that have.
+ * `content` are the bytes that distinguish entries: for a text those in the piece. */
+static inline int32_t table_number(Scan *scan, Table *table, const void *entry, const uint8_t *content, size_t size,
+                                   int is_text) {
+    uint64_t hash = size, word;
+    for (size_t at = 0; at < size; at += WORD) {
+        word = 0;
+        memcpy(&word, content + at, size - at < WORD ? size - at : WORD);
+        hash = (hash ^ word) * 0xD6E8FEB86659FD93u;
+        hash ^= hash >> 32;
+    }
+    size_t slot = hash & table->mask;
+    for (int probes = 0; probes < MOST_PROBES; probes++, slot = (slot + 1) & table->mask) {
+        uint32_t number = table->slots[slot];
+        if (!number) {
+            if (table->count == table->room) {
+                if (!table_grow(scan, table)) return -1;
+                slot = hash & table->mask;
+                while (table->slots[slot]) slot = (slot + 1) & table->mask;
+            }
+            memcpy(table->entries + table->count * table->width, entry, table->width);
+            table->hashes[table->count] = hash;
+            table->slots[slot] = (uint32_t)++table->count;
+            return (int32_t)table->count - 1;
+        }
+        if (table->hashes[--number] != hash) continue;
+        const uint8_t *known = table->entries + number * table->width;
+        if (is_text) {
+            Extent extent;
+            memcpy(&extent, known, sizeof extent);
+            if (extent.length != size) continue;
+            known = scan->begin + extent.offset;
+        }
+        if (!memcmp(known, content, size)) return (int32_t)number;
+    }
+    return -1;
+}
+
+static inline int ends_value(const uint8_t *at, const uint8_t *end) {
+    return at < end && (*at == ',' || *at == '}' || *at == ']' || *at <= ' ');
+}
+
+/* The number of the value that begins here, and the address after it. Operators mostly have the same inputs as the last
+ * time, so the text that was the value of this field in the same context is tried first. It is valid JSON, and no
+ * longer value begins with it: a string or an array ends with its last byte, and any other value is delimited. */
+static inline const uint8_t *text_value(Scan *scan, int column, const uint8_t *at, int32_t *number) {
+    uint64_t context = (scan->context + (uint64_t)column) * 0x9E3779B97F4A7C15u;
+    uint32_t *guess = &scan->guesses[context >> 32 & (GUESSES - 1)];
+    Extent extent;
+    if (*guess) {
+        memcpy(&extent, scan->texts.entries + (*guess - 1) * sizeof extent, sizeof extent);
+        const uint8_t *after = at + extent.length;
+        if (extent.length < (size_t)(scan->end - at) && !memcmp(at, scan->begin + extent.offset, extent.length) &&
+            ends_value(after, scan->end)) {
+            *number = (int32_t)*guess - 1;
+            return after;
+        }
+    }
+    const uint8_t *after = after_value(at, scan->end, &scan->seen);
+    if (!after) return NULL;
+    extent = (Extent){(uint32_t)(at - scan->begin), (uint32_t)(after - at)};
+    *number = table_number(scan, &scan->texts, &extent, at, extent.length, 1);
+    if (*number < 0) return NULL;
+    *guess = (uint32_t)*number + 1;
+    return after;
+}
+
+static int column_reserve(Scan *scan, Column *column, size_t rows, size_t width) {
+    if (rows <= column->room) return 1;
+    size_t room = rows + rows / 2 + ROWS;
+    void *data = enlarged(scan, column->data, column->room * width, room * width);
+    if (!data) return 0;
+    column->data = data;
+    column->room = room;
+    return 1;
+}
+
+/* Gives a column this many rows, the new ones with the value for none. */
+static int column_extend(Scan *scan, Column *column, size_t rows, size_t width, int64_t missing) {
+    if (!column_reserve(scan, column, rows, width)) return 0;
+    int32_t number = (int32_t)missing;
+    if (width == sizeof number)
+        for (size_t row = column->rows; row < rows; row++) memcpy(column->data + row * width, &number, sizeof number);
+    else
+        for (size_t at = column->rows * width; at < rows * width; at += sizeof missing)
+            memcpy(column->data + at, &missing, sizeof missing);
+    if (rows > column->rows) column->rows = rows;
+    return 1;
+}
+
+/* The current event's place in a column. */
+static inline uint8_t *column_place(Scan *scan, int number) {
+    Column *column = &scan->column[number];
+    size_t width = widths[scan->scanner->kind[number]];
+    if (column->rows <= scan->rows &&
+        !column_extend(scan, column, scan->rows + 1, width, scan->scanner->missing[number]))
+        return NULL;
+    return column->data + scan->rows * width;
+}
+
+static int32_t number_at(const Column *column, size_t row) {
+    int32_t number = -1;
+    if (row < column->rows) memcpy(&number, column->data + row * sizeof number, sizeof number);
+    return number;
+}
+
+/* Notes the combinations of the current event's texts, such as its pid and tid. */
+static int note_combinations(Scan *scan) {
+    for (int i = 0; i < scan->scanner->combinations; i++) {
+        int32_t numbers[MAX_COMBINED], given = 0, number;
+        for (int j = 0; j < MAX_COMBINED; j++) {
+            int column = scan->scanner->combined[i][j];
+            numbers[j] = column < 0 ? -1 : number_at(&scan->column[column], scan->rows);
+            given |= numbers[j] >= 0;
+        }
+        if (!given) continue;
+        number = table_number(scan, &scan->combinations[i], numbers, (uint8_t *)numbers, sizeof numbers, 0);
+        if (number < 0) return 0;
+        if (!column_extend(scan, &scan->combination[i], scan->rows + 1, sizeof number, -1)) return 0;
+        memcpy(scan->combination[i].data + scan->rows * sizeof number, &number, sizeof number);
+    }
+    return 1;
+}
+
+static inline size_t key_slot(const uint8_t *key, size_t length) {
+    size_t hash = length;
+    if (length) hash = hash * 31 + key[0] * 7u + key[length / 2] * 17u + key[length - 1] * 131u;
+    return hash % KEY_SLOTS;
+}
+
+static inline const Field *field_of(const Scanner *scanner, int level, const uint8_t *key, size_t length) {
+    for (size_t slot = key_slot(key, length); scanner->slots[level][slot]; slot = (slot + 1) % KEY_SLOTS) {
+        const Field *field = &scanner->field[scanner->slots[level][slot] - 1];
+        if (field->length == length && !memcmp(field->key, key, length)) return field;
+    }
+    return NULL;
+}
+
+static const uint8_t *triple(const uint8_t *at, const uint8_t *end, uint8_t *place) {
+    if (*at != '[') return NULL;
+    for (int i = 0; i < 3; i++) {
+        int64_t value;
+        if (!(at = signed_integer(after_blanks(at + 1, end), end, &value))) return NULL;
+        memcpy(place + (size_t)i * sizeof value, &value, sizeof value);
+        at = after_blanks(at, end);
+        if (at == end || *at != (i < 2 ? ',' : ']')) return NULL;
+    }
+    return at + 1;
+}
+
+/* The value of a field into its column. */
+static inline const uint8_t *field_value(Scan *scan, int level, const Field *field, const uint8_t *at) {
+    const uint8_t *end = scan->end;
+    int64_t value = 0;
+    uint64_t large = 0;
+    int32_t number;
+    uint8_t *place = NULL;
+    if (field->column >= 0 && !(place = column_place(scan, field->column))) return NULL;
+    switch (field->kind) {
+    case INTEGER:
+        at = signed_integer(at, end, &value);
+        memcpy(place, &value, sizeof value);
+        return at;
+    case UNSIGNED:
+        at = unsigned_integer(at, end, &large);
+        memcpy(place, &large, sizeof large);
+        return at;
+    case TIME:
+        at = nanoseconds(at, end, &value);
+        memcpy(place, &value, sizeof value);
+        return at;
+    case TRIPLE: return triple(at, end, place);
+    case TEXT:
+        if (!(at = text_value(scan, field->column, at, &number))) return NULL;
+        memcpy(place, &number, sizeof number);
+        if (!level) scan->context = (scan->context ^ (uint64_t)(number + 1)) * 0xD6E8FEB86659FD93u;
+        return at;
+    case CHECKED_INTEGER: return signed_integer(at, end, &value);
+    case CHECKED_STRING: return *at == '"' ? after_string(at, end, &scan->seen) : NULL;
+    default: return after_value(at, end, &scan->seen);
+    }
+}
+
+/* The members of an object, from its opening bracket: of an event (level 0), or of its arguments (level 1). */
+static inline const uint8_t *members(Scan *scan, const uint8_t *at, int level,
+                                     const uint8_t *(*arguments)(Scan *, const uint8_t *)) {
+    const uint8_t *end = scan->end;
+    uint8_t *next = &scan->next[level][0];
+    int had_arguments = 0;
+    at = after_blanks(at + 1, end);
+    if (at < end && *at == '}') return at + 1;
+    for (;;) {
+        if (at == end || *at != '"') return NULL;
+        const uint8_t *key = at + 1;
+        const Field *field = *next ? &scan->scanner->field[*next - 1] : NULL;
+        if (field && field->length < end - key && key[field->length] == '"' && !memcmp(key, field->key, field->length))
+            at = key + field->length + 1;
+        else {
+            scan->seen.escaped = 0;
+            if (!(at = after_string(at, end, &scan->seen)) || scan->seen.escaped) return NULL;
+            field = field_of(scan->scanner, level, key, (size_t)(at - 1 - key));
+            if (field) *next = (uint8_t)(field - scan->scanner->field + 1);
+        }
+        if (field) next = &scan->next[level][field - scan->scanner->field + 1];
+        if (!(at = after_colon(at, end)) || at == end) return NULL;
+        if (!field) at = after_value(at, end, &scan->seen);
+        else if (field->kind != ARGUMENTS) at = field_value(scan, level, field, at);
+        else if (*at != '{' || had_arguments++ || !arguments) return NULL;
+        else at = arguments(scan, at);
+        if (!at) return NULL;
+        at = after_blanks(at, end);
+        if (at == end) return NULL;
+        if (*at == '}') return at + 1;
+        if (*at != ',') return NULL;
+        at = after_blanks(at + 1, end);
+    }
+}
+
+static const uint8_t *arguments_of_event(Scan *scan, const uint8_t *at) { return members(scan, at, 1, NULL); }
+
+/* An event, from its opening bracket. */
+static const uint8_t *event(Scan *scan, const uint8_t *at) {
+    scan->context = 0;
+    const uint8_t *after = at < scan->end && *at == '{' ? members(scan, at, 0, arguments_of_event) : NULL;
+    if (!after) return NULL;
+    Extent extent = {(uint32_t)(at - scan->begin), (uint32_t)(after - at)};
+    if (!note_combinations(scan) || !column_reserve(scan, &scan->extents, scan->rows + 1, sizeof extent)) return NULL;
+    memcpy(scan->extents.data + scan->rows * sizeof extent, &extent, sizeof extent);
+    scan->extents.rows = ++scan->rows;
+    return after;
+}
+
+/* All events of an array; 0 if the piece is to be read in Python. */
+static int events(Scan *scan) {
+    const uint8_t *end = scan->end, *at = after_blanks(scan->begin, end);
+    if (at == end || *at != '[') return 0;
+    at = after_blanks(at + 1, end);
+    if (at == end || *at != ']')
+        for (;;) {
+            if (!(at = event(scan, at))) return 0;
+            at = after_blanks(at, end);
+            if (at == end || (*at != ',' && *at != ']')) return 0;
+            if (*at == ']') break;
+            at = after_blanks(at + 1, end);
+        }
+    return after_blanks(at + 1, end) == end;
+}
+
+static int scan_begin(Scan *scan, const Scanner *scanner, const uint8_t *begin, size_t size) {
+    scan->scanner = scanner;
+    scan->begin = begin;
+    scan->end = begin + size;
+    scan->budget = MEMORY_FACTOR * size + MEMORY_FREE;
+    int begun = table_begin(scan, &scan->texts, sizeof(Extent));
+    for (int i = 0; i < scanner->combinations; i++)
+        begun &= table_begin(scan, &scan->combinations[i], MAX_COMBINED * sizeof(int32_t));
+    return begun;
+}
+
+static int scan_columns(Scan *scan) {
+    if (!events(scan)) return 0;
+    for (int i = 0; i < scan->scanner->columns; i++)
+        if (scan->column[i].rows && !column_extend(scan, &scan->column[i], scan->rows, widths[scan->scanner->kind[i]],
+                                                   scan->scanner->missing[i]))
+            return 0;
+    for (int i = 0; i < scan->scanner->combinations; i++)
+        if (scan->combination[i].rows &&
+            !column_extend(scan, &scan->combination[i], scan->rows, sizeof(int32_t), -1))
+            return 0;
+    return 1;
+}
+
+static void scan_end(Scan *scan) {
+    table_end(&scan->texts);
+    free(scan->extents.data);
+    for (int i = 0; i < MAX_COMBINATIONS; i++) table_end(&scan->combinations[i]), free(scan->combination[i].data);
+    for (int i = 0; i < MAX_FIELDS; i++) free(scan->column[i].data);
+}
+
+/* Memory of a column that NumPy reads without a copy. */
+typedef struct {
+    PyObject_HEAD
+    uint8_t *data;
+    size_t size;
+} Memory;
+
+static PyTypeObject *memory_type;
+
+static int memory_get(PyObject *self, Py_buffer *view, int flags) {
+    Memory *memory = (Memory *)self;
+    return PyBuffer_FillInfo(view, self, memory->data, (Py_ssize_t)memory->size, 0, flags);
+}
+
+static void memory_free(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    free(((Memory *)self)->data);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+/* Takes the memory over; None if there is none. */
+static PyObject *memory_of(uint8_t **data, size_t size) {
+    if (!*data || !size) return Py_NewRef(Py_None);
+    Memory *memory = (Memory *)((allocfunc)PyType_GetSlot(memory_type, Py_tp_alloc))(memory_type, 0);
+    if (memory) memory->data = *data, memory->size = size, *data = NULL;
+    return (PyObject *)memory;
+}
+
+/* A list of objects of which each reference is taken over; NULL if one of them is NULL. */
+static int append(PyObject *list, PyObject *item) {
+    int failed = !item || PyList_Append(list, item);
+    Py_XDECREF(item);
+    return failed;
+}
+
+static PyObject *result_of(Scan *scan) {
+    PyObject *columns = PyList_New(0), *combinations = PyList_New(0), *result = NULL;
+    int failed = !columns || !combinations;
+    for (int i = 0; !failed && i < scan->scanner->columns; i++)
+        failed = append(columns, memory_of(&scan->column[i].data, scan->rows * widths[scan->scanner->kind[i]]));
+    for (int i = 0; !failed && i < scan->scanner->combinations; i++) {
+        Table *table = &scan->combinations[i];
+        failed = append(combinations, memory_of(&scan->combination[i].data, scan->rows * sizeof(int32_t))) ||
+                 append(combinations, memory_of(&table->entries, table->count * table->width));
+    }
+    if (!failed) {
+        PyObject *extents = memory_of(&scan->extents.data, scan->rows * sizeof(Extent));
+        PyObject *texts = memory_of(&scan->texts.entries, scan->texts.count * sizeof(Extent));
+        if (extents && texts)
+            result = Py_BuildValue("nOOOOO", (Py_ssize_t)scan->rows, scan->seen.non_ascii ? Py_True : Py_False,
+                                   extents, texts, columns, combinations);
+        Py_XDECREF(extents);
+        Py_XDECREF(texts);
+    }
+    Py_XDECREF(columns);
+    Py_XDECREF(combinations);
+    return result;
+}
+
+static PyObject *scanner_scan(PyObject *self, PyObject *piece) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(piece, &view, PyBUF_SIMPLE)) return NULL;
+    Scan *scan = calloc(1, sizeof *scan);
+    PyObject *result = NULL;
+    int found = 0;
+    if (scan && (size_t)view.len < INT32_MAX) {
+        Py_BEGIN_ALLOW_THREADS
+        found = scan_begin(scan, (const Scanner *)self, view.buf, (size_t)view.len) && scan_columns(scan);
+        Py_END_ALLOW_THREADS
+    }
+    if (!scan || scan->no_memory) PyErr_NoMemory();
+    else result = found ? result_of(scan) : Py_NewRef(Py_None);
+    if (scan) scan_end(scan);
+    free(scan);
+    PyBuffer_Release(&view);
+    return result;
+}
+
+static int add_field(Scanner *scanner, PyObject *description) {
+    int level, kind;
+    const char *key;
+    Py_ssize_t length;
+    long long missing;
+    if (!PyArg_ParseTuple(description, "iy#iL", &level, &key, &length, &kind, &missing)) return 0;
+    if (scanner->fields == MAX_FIELDS || level < 0 || level > 1 || kind < 0 || kind >= KINDS || length > UINT8_MAX)
+        return PyErr_SetString(PyExc_ValueError, "a field that the scanner cannot read"), 0;
+    Field *field = &scanner->field[scanner->fields++];
+    memcpy(field->key, key, (size_t)length);
+    field->length = (uint8_t)length;
+    field->kind = (uint8_t)kind;
+    field->column = widths[kind] ? scanner->columns++ : -1;
+    if (field->column >= 0) {
+        scanner->kind[field->column] = field->kind;
+        scanner->missing[field->column] = missing;
+    }
+    size_t slot = key_slot(field->key, field->length);
+    while (scanner->slots[level][slot]) slot = (slot + 1) % KEY_SLOTS;
+    scanner->slots[level][slot] = (uint8_t)scanner->fields;
+    return 1;
+}
+
+static int add_combination(Scanner *scanner, PyObject *columns) {
+    Py_ssize_t count = PyTuple_Check(columns) ? PyTuple_Size(columns) : 0;
+    int valid = scanner->combinations < MAX_COMBINATIONS && count > 0 && count <= MAX_COMBINED;
+    for (Py_ssize_t i = 0; valid && i < MAX_COMBINED; i++) {
+        long column = i < count ? PyLong_AsLong(PyTuple_GetItem(columns, i)) : -1;
+        if (i < count)
+            valid = column >= 0 && column < scanner->columns && scanner->kind[column] == TEXT && !PyErr_Occurred();
+        scanner->combined[scanner->combinations][i] = (int)column;
+    }
+    if (!valid && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "only columns of texts can be combined");
+    scanner->combinations += valid;
+    return valid;
+}
+
+static PyObject *scanner_new(PyTypeObject *type, PyObject *arguments, PyObject *unused) {
+    PyObject *fields, *combinations;
+    (void)unused;
+    if (!PyArg_ParseTuple(arguments, "O!O!", &PyTuple_Type, &fields, &PyTuple_Type, &combinations)) return NULL;
+    PyObject *self = ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
+    int made = self != NULL;
+    for (Py_ssize_t i = 0; made && i < PyTuple_Size(fields); i++)
+        made = add_field((Scanner *)self, PyTuple_GetItem(fields, i));
+    for (Py_ssize_t i = 0; made && i < PyTuple_Size(combinations); i++)
+        made = add_combination((Scanner *)self, PyTuple_GetItem(combinations, i));
+    if (made) return self;
+    Py_XDECREF(self);
+    return NULL;
+}
+
+static void scanner_free(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef scanner_methods[] = {
+    {"scan", scanner_scan, METH_O, "scan(piece)\n\nReturns the columns of a JSON array of events; None if it is unusual."},
+    {NULL, NULL, 0, NULL}};
+
+static PyType_Slot scanner_slots[] = {
+    {Py_tp_new, (void *)scanner_new},
+    {Py_tp_dealloc, (void *)scanner_free},
+    {Py_tp_methods, scanner_methods},
+    {Py_tp_doc, "Scanner(fields, combinations): reads these keys of events and of their arguments."},
+    {0, NULL}};
+
+static PyType_Spec scanner_specification = {
+    .name = "thence.readers.kineto._scanner.Scanner",
+    .basicsize = sizeof(Scanner),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = scanner_slots};
+
+static PyType_Slot memory_slots[] = {
+    {Py_bf_getbuffer, (void *)memory_get}, {Py_tp_dealloc, (void *)memory_free}, {0, NULL}};
+
+static PyType_Spec memory_specification = {
+    .name = "thence.readers.kineto._scanner.Memory",
+    .basicsize = sizeof(Memory),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = memory_slots};
+
+static int fill(PyObject *module) {
+    static const char *const names[KINDS] = {"INTEGER", "UNSIGNED",        "TIME",           "TRIPLE",   "TEXT",
+                                             "CHECKED_INTEGER", "CHECKED_STRING", "ANYTHING", "ARGUMENTS"};
+    for (int kind = 0; kind < KINDS; kind++)
+        if (PyModule_AddIntConstant(module, names[kind], kind)) return -1;
+    PyObject *scanner = PyType_FromSpec(&scanner_specification);
+    int failed = PyModule_AddObjectRef(module, "Scanner", scanner) < 0; /* NULL with an error set fails too */
+    Py_XDECREF(scanner);
+    memory_type = failed ? NULL : (PyTypeObject *)PyType_FromSpec(&memory_specification); /* kept */
+    return memory_type ? 0 : -1;
+}
+
+static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)fill}, {0, NULL}};
+
+static struct PyModuleDef module = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "thence.readers.kineto._scanner",
+    .m_doc = "Scans pieces of Kineto files.",
+    .m_slots = module_slots};
+
+PyMODINIT_FUNC PyInit__scanner(void) { return PyModuleDef_Init(&module); }
