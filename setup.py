@@ -66,7 +66,8 @@ class BuildOptional(build_ext):
 
     def copy_extensions_to_source(self) -> None:
         """Of an editable installation; what was not built is not copied."""
-        self.extensions = [ext for ext in self.extensions if Path(self.get_ext_fullpath(ext.name)).is_file()]
+        built = Path(self.build_lib)
+        self.extensions = [ext for ext in self.extensions if (built / self.get_ext_filename(ext.name)).is_file()]
         super().copy_extensions_to_source()
 
 

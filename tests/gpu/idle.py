@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 STEPS = 10
 PLANTED_US = 2000
 # The cause, and the functions of whose lines it is: `busy` is what keeps the host in three of them, and `timed` calls
-# what they plant, which may be no Python. Profilers record no call for the lock of a `with` statement: waiting for it is
-# time of the Python function around it.
+# what they plant, which may be no Python. Profilers record no call for the lock of a `with` statement: waiting for it
+# is time of the Python function around it.
 EXPECTED = {
     "loader": ("loader", "__getitem__|busy"),
     "item": ("wait", "planted_item"),
