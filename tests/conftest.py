@@ -62,8 +62,9 @@ def read_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return _traces[key]
 
     monkeypatch.setattr(parquet_probe, "_started", PassingChild)
-    monkeypatch.setattr(opening, "open_trace", opened)
+    # In this order: the first use of `thence.open` takes what `opening` holds then, which is put back afterwards.
     monkeypatch.setattr(thence, "open", opened)
+    monkeypatch.setattr(opening, "open_trace", opened)
 
 
 def _content(path: Path) -> object:
