@@ -16,6 +16,12 @@ Ns = int
 Bytes = int
 """A size in bytes."""
 
+LATEST_NS = 4 * 10**18
+"""Furthest time from the zero of a clock, in either direction, ns. With the epoch 1970 it is in the year 2096. Sums and
+differences of two times within these two bounds fit int64."""
+LONGEST_NS = 100 * 86_400 * 10**9
+"""Longest that one device activity or host range can last, ns: 100 days."""
+
 _TIME_STEPS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"))
 _SIZE_STEPS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from helpers import examples
 from thence.model.grouped_intervals import GroupedIntervals, numbered, rows_of_groups
 from thence.model.intervals import union
-from thence.model.tables import LATEST_NS
+from thence.units import LATEST_NS
 
 GROUPS = 3
 FAR = (-LATEST_NS, 0, LATEST_NS - 100)

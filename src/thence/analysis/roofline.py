@@ -16,9 +16,10 @@ from thence.analysis.activity_rooflines import BOUNDS, REASONS, activity_rooflin
 from thence.analysis.grouping.time_by_place import heading_of, time_by_place
 from thence.analysis.steps.windows import selected_steps
 from thence.errors import MissingData
-from thence.model.answer import Answer, Lines, TableView, close, must, result_or_reason
+from thence.model.answer import Answer, Lines, TableView, result_or_reason
 from thence.model.kernel_names import short_names
 from thence.model.phases import Phase
+from thence.model.totals import close, must
 from thence.units import format_ns, format_share, several
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.model.answer import Answer, TableView, must
+from thence.model.answer import Answer, TableView
 from thence.model.places import PLACES
+from thence.model.totals import must
 from thence.units import format_ns, format_share
 
 if TYPE_CHECKING:

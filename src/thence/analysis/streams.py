@@ -23,9 +23,10 @@ from thence.analysis.collectives.exposure import exposure
 from thence.analysis.grouping.kernel_groups import NO_PATTERNS, Patterns, kernel_groups
 from thence.analysis.no_device_work import no_device_work
 from thence.errors import UsageError
-from thence.model.answer import Answer, Lines, TableView, must
+from thence.model.answer import Answer, Lines, TableView
 from thence.model.grouped_intervals import GroupedIntervals, numbered
 from thence.model.intervals import covered_lengths, levels, union, unions
+from thence.model.totals import must
 from thence.units import format_ns, format_share, several
 
 if TYPE_CHECKING:

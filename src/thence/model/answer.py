@@ -6,27 +6,19 @@ notebooks and pages show any answer by these alone (`thence.cli.output` has the 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import polars as pl
-
-from thence.errors import Contradiction, MissingData, MissingRequirement
-from thence.model.tables import named_inputs
+from thence.errors import MissingData, MissingRequirement
 from thence.units import format_cell, format_count, format_share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    import polars as pl
 
 _Result = TypeVar("_Result")
-
-ROUNDING = 1e-6
-"""Relative error that sums of floating-point times may have."""
-MIN_NS = 1.0
-"""Difference of such sums that is rounding, in ns."""
 
 MAX_ROWS = 20
 """Rows of a table that a notebook shows."""
@@ -267,32 +259,3 @@ def _cell(column: str, value: object) -> str:
     if isinstance(value, int | float):
         return text.replace(" ", "\u00a0")
     return text if len(text) <= _MAX_CELL else f"{text[: _MAX_CELL - 1]}…"
-
-
-def must(inputs: Sequence[str], holds: bool, what: str) -> None:  # noqa: FBT001 - as assert
-    """Raises an error if a condition that figures must meet does not hold.
-
-    Args:
-        inputs: the inputs of the trace, for the message.
-        holds: whether the condition holds.
-        what: what is wrong if it does not, for the message.
-
-    Raises:
-        Contradiction: the condition does not hold.
-    """
-    if not holds:
-        raise Contradiction(
-            f"{named_inputs(inputs)}: {what}; no figures are shown, because they contradict each other: please "
-            "report this and attach the trace"
-        )
-
-
-def close(left: float, right: float) -> bool:
-    """Whether two sums of times in ns differ only by rounding."""
-    return math.isclose(left, right, rel_tol=ROUNDING, abs_tol=MIN_NS)
-
-
-def smallest(frame: pl.DataFrame, columns: tuple[str, ...]) -> float:
-    """The least value in the columns; 0 if there is none."""
-    values = frame.select(pl.min_horizontal(pl.col(columns).min())).item()
-    return 0 if values is None else float(values)

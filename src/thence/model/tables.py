@@ -41,11 +41,6 @@ STEP_KINDS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Every kind of steps, in the order in which they are looked for: the first one that a trace has counts."""
-LATEST_NS = 4 * 10**18
-"""Furthest time from the zero of a clock, in either direction, ns. With the epoch 1970 it is in the year 2096. Sums and
-differences of two times within these two bounds fit int64."""
-LONGEST_NS = 100 * 86_400 * 10**9
-"""Longest that one device activity or host range can last, ns: 100 days."""
 ENDLESS = frozenset({"program", "graph", "module"})
 """Kinds whose last step ends with its own last work, because nothing marks its end."""
 NO_STEPS = (

@@ -11,20 +11,8 @@ import polars as pl
 from thence.errors import DamagedInput
 from thence.model.losses import Loss
 from thence.model.shortened_names import affordable
-from thence.model.tables import (
-    EVENTS,
-    GPU,
-    GRAPH_PLACES,
-    HOST,
-    LATEST_NS,
-    LONGEST_NS,
-    PROGRAMS,
-    STEP_TIMES,
-    STEPS,
-    THREADS,
-    WAITS,
-)
-from thence.units import several
+from thence.model.tables import EVENTS, GPU, GRAPH_PLACES, HOST, PROGRAMS, STEP_TIMES, STEPS, THREADS, WAITS
+from thence.units import LATEST_NS, LONGEST_NS, several
 
 if TYPE_CHECKING:
     from thence.model.tables import Tables

@@ -10,8 +10,8 @@ import pytest
 from faults import changed
 from helpers import DATA, event, kernel, launch, opened, recording
 from thence.analysis.soundness.check import check
-from thence.model.tables import LATEST_NS
 from thence.readers.registry import read
+from thence.units import LATEST_NS
 
 if TYPE_CHECKING:
     from pathlib import Path

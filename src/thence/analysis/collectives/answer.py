@@ -19,8 +19,9 @@ from thence.analysis.collectives.instances import Instances, collective_instance
 from thence.analysis.collectives.missing import undescribed_kernels
 from thence.analysis.collectives.waits import NOT_CAUSED, instance_times, last_arrivals, participants
 from thence.analysis.programs.warmup import Phases, WarmUp, phases
-from thence.model.answer import Answer, Lines, TableView, must
+from thence.model.answer import Answer, Lines, TableView
 from thence.model.collective_kinds import bandwidths, kind_of_kernel
+from thence.model.totals import must
 from thence.units import format_ns
 
 if TYPE_CHECKING:

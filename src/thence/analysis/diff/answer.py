@@ -17,7 +17,7 @@ from thence.analysis.diff.sample import ALL, BUSY, COMMUNICATION, EXPOSED, IDLE,
 from thence.analysis.diff.work import work_change, work_text
 from thence.analysis.steps.windows import RULES
 from thence.errors import UsageError
-from thence.model.answer import Answer, TableView, close, must
+from thence.model.answer import Answer, TableView
 from thence.model.kernel_names import short_names
 from thence.model.places import LAYERED
 from thence.model.thresholds import (
@@ -28,6 +28,7 @@ from thence.model.thresholds import (
     ONE_RUN_WORK_SHARE,
     SAME_SHARE,
 )
+from thence.model.totals import close, must
 from thence.units import format_count, format_share
 
 if TYPE_CHECKING:

@@ -27,13 +27,14 @@ from thence.analysis.report.summary import summarize
 from thence.attribution.paths import KEPT_LEVELS, MAX_LEVELS, left_out
 from thence.attribution.stacks import stacks_of
 from thence.errors import UsageError
-from thence.model.answer import Answer, TableView, must
+from thence.model.answer import Answer, TableView
 from thence.model.intervals import NO_ROW
 from thence.model.kernel_names import short_names
 from thence.model.phases import Phase
 from thence.model.places import FLAMES, LAYERED
 from thence.model.reasons import REASONS
 from thence.model.selection import SEPARATE
+from thence.model.totals import must
 from thence.model.trees import ancestors
 from thence.units import format_ns, several
 

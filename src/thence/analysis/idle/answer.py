@@ -17,9 +17,10 @@ from thence.analysis.no_device_work import no_device_work
 from thence.analysis.selection.windows import cut_to_windows, windows_of_selection
 from thence.analysis.steps.plain_step import plain_step, unrecorded_steps
 from thence.errors import UsageError
-from thence.model.answer import Answer, TableView, must, smallest
+from thence.model.answer import Answer, TableView
 from thence.model.kernel_names import short_names
 from thence.model.places import IDLE_BY
+from thence.model.totals import must, smallest
 from thence.parallel import both
 from thence.units import format_ns, format_share, several
 

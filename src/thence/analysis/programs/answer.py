@@ -18,9 +18,10 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.programs.warmup import Phases, WarmUp, phases
-from thence.model.answer import Answer, TableView, must
+from thence.model.answer import Answer, TableView
 from thence.model.intervals import NEVER, covered_lengths, reached_before, union_lengths
 from thence.model.thresholds import SHOWN_SHARE
+from thence.model.totals import must
 from thence.units import several
 
 if TYPE_CHECKING:

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.model.answer import MIN_NS, ROUNDING, Answer, TableView, must
+from thence.model.answer import Answer, TableView
 from thence.model.intervals import NO_ROW, chain_to, covered_lengths, innermost
+from thence.model.totals import MIN_NS, ROUNDING, must
 from thence.units import format_ns, several
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from thence.analysis.no_device_work import no_device_work
 from thence.analysis.selection.windows import covers_only_part, span_and_busy, windows_of_selection
 from thence.analysis.soundness.findings import Soundness
 from thence.errors import MissingData, UsageError
-from thence.model.answer import Answer, TableView, must
+from thence.model.answer import Answer, TableView
 from thence.model.grouped_intervals import GroupedIntervals, numbered
 from thence.model.intervals import levels, union_lengths, unions
 from thence.model.kernel_names import short_names
@@ -34,6 +34,7 @@ from thence.model.places import KINDS as PLACE_KINDS
 from thence.model.places import LAYERED, STATED, STATED_XLA
 from thence.model.reasons import REASONS, SEPARATE, Reason, reason_of, text_of
 from thence.model.tables import KINDS
+from thence.model.totals import must
 from thence.units import format_count, format_ns, format_share, several
 
 if TYPE_CHECKING:

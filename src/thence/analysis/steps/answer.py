@@ -20,12 +20,13 @@ from thence.analysis.steps.windows import STEP, selected_steps, steps
 from thence.attribution.host_rows import row_numbers
 from thence.attribution.serving import server_passes
 from thence.errors import MissingData
-from thence.model.answer import Answer, TableView, must
+from thence.model.answer import Answer, TableView
 from thence.model.intervals import chain_to
 from thence.model.kernel_names import short_names
 from thence.model.layers import folded_names
 from thence.model.reasons import REASONS
 from thence.model.thresholds import OUTLIER_DEVIATIONS, OUTLIER_SHARE, STANDARD_DEVIATIONS_PER_MAD
+from thence.model.totals import must
 from thence.units import format_ns, several
 
 if TYPE_CHECKING:

@@ -27,10 +27,11 @@ from thence.analysis.whatif.prediction import (
     without_pauses,
 )
 from thence.errors import MissingData
-from thence.model.answer import Answer, TableView, must
+from thence.model.answer import Answer, TableView
 from thence.model.collective_kinds import kind_of
 from thence.model.kernel_names import clip, short_names
 from thence.model.thresholds import MAX_UNEXPLAINED_SHARE
+from thence.model.totals import must
 from thence.units import format_ns, several
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thence.model.tables import LATEST_NS
+from thence.units import LATEST_NS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

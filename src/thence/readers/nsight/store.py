@@ -20,8 +20,7 @@ import numpy as np
 import polars as pl
 
 from thence.model.names import UNNAMED
-from thence.model.tables import LATEST_NS
-from thence.units import several
+from thence.units import LATEST_NS, several
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
