@@ -280,9 +280,10 @@ def program_gaps(trace: Attributed) -> pl.DataFrame:
         start = activities["start"].to_numpy()
         begin, end = gaps(start, start + activities["duration"].to_numpy())
         where, row = _programs_at(executions.get((rank, device)), begin)
-        columns = {"start": begin, "duration": end - begin, "where": where, "program": names.gather(row)}
-        part = pl.DataFrame(columns).with_columns(rank=pl.lit(rank), device=pl.lit(device), execution=row)
-        parts.append(part.select(pl.col(name).cast(dtype) for name, dtype in _PROGRAM_GAPS.items()))
+        device_of = {"rank": np.full(len(begin), rank, np.int32), "device": np.full(len(begin), device, np.int32)}
+        times = {"start": begin, "duration": end - begin}
+        places = {"where": where, "program": names.gather(row), "execution": row}
+        parts.append(pl.DataFrame({**device_of, **times, **places}, _PROGRAM_GAPS))
     every = pl.concat(parts)
     if not covers_only_part(trace) or trace.selection.idle_unknown:
         return every

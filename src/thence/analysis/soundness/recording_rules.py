@@ -14,8 +14,8 @@ from thence.analysis.collectives.missing import ranks_of_job
 from thence.analysis.soundness.evidence import Evidence, Judgement
 from thence.analysis.soundness.findings import MISSING, MISSING_RANKS, OVERHEAD, WINDOWS, Finding, NotChecked
 from thence.analysis.soundness.launch_rules import only_captured
+from thence.model.grouped_intervals import rows_by_number
 from thence.model.intervals import NO_ROW, gaps, shared_length, union
-from thence.model.row_groups import rows_by_number
 from thence.units import format_ns
 
 if TYPE_CHECKING:
