@@ -10,6 +10,7 @@ import pytest
 
 from helpers import kernel, launch, opened
 from thence.analysis.self_check import checked_references
+from thence.analysis.streams import Devices
 from thence.errors import Contradiction
 
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def test_streams_that_cannot_be_are_refused(trace: thence.Trace) -> None:
     sound = trace.streams()
     (device,) = sound.concurrency
     assert sum(device.busy_streams_ns) == device.busy_ns == 52_000  # 12 to 64 us, without a gap
-    broken = dataclasses.replace(sound, concurrency=(dataclasses.replace(device, busy_ns=1),))
+    rows = sound.concurrency.rows.with_columns(busy_ns=pl.lit(1))
+    broken = dataclasses.replace(sound, concurrency=Devices(rows))
     with pytest.raises(Contradiction):
         broken.self_check()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import io
 import json
 from typing import TYPE_CHECKING, Any
@@ -101,6 +102,25 @@ def test_devices_are_apart(tmp_path: Path) -> None:
     assert [c.busy_streams_ns for c in found.concurrency] == [(10_000,), (10_000,)]
 
 
+def test_devices_are_held_in_columns() -> None:
+    """Objects of a hundred thousand devices take more memory than a hostile trace may."""
+    devices = 3000
+    columns = {
+        "rank": [0] * 2 * devices, "device": [*range(devices)] * 2, "stream": [7] * devices + [8] * devices,
+        "kind": ["kernel"] * 2 * devices, "name": ["gemm"] * 2 * devices, "start": [0] * devices + [5] * devices,
+        "duration": [10] * 2 * devices,
+    }  # fmt: skip
+    trace = attribute(Tables(gpu=GPU.frame(columns)))
+    streams(trace)  # what is imported and remembered
+    gc.collect()
+    before = len(gc.get_objects())
+    found = streams(trace)
+    gc.collect()
+    assert len(gc.get_objects()) - before < 200
+    expected = ((10, 5), {"GEMM": {"GEMM": 5}})
+    assert [(c.busy_streams_ns, c.overlap_ns) for c in found.concurrency] == [expected] * devices
+
+
 def test_groups_of_the_user_are_counted(tmp_path: Path) -> None:
     found = opened(tmp_path, EVENTS).streams({"adds": "_add_", "GEMM": "nothing"})
     assert found.groups == ("adds", "GEMM", *GROUPS[1:])
@@ -125,8 +145,9 @@ def thunks() -> Tables:
 def test_streams_that_a_format_does_not_tell_are_unknown() -> None:
     found = streams(attribute(thunks()))
     assert found.rows["stream"].to_list() == [None, None]
-    assert found.concurrency[0].busy_streams_ns == ()
-    assert found.concurrency[0].overlap_ns["GEMM"] == {"elementwise": 5}
+    device = next(iter(found.concurrency))
+    assert device.busy_streams_ns == ()
+    assert device.overlap_ns["GEMM"] == {"elementwise": 5}
     assert found.streams["concurrent_ns"].to_list() == [None]
     assert found.to_json()["devices"][0]["busy_streams_ns"] is None
     (check,) = found.check("GEMM==1")

@@ -177,7 +177,7 @@ def roofline(trace: Attributed, by: str, given: Peaks | None = None) -> Roofline
     shared = shared_among_places(time_by_place(trace, by), activities)
     rows = summed(shared.group_by("name", maintain_order=True)).sort("headroom_ns", "total_ns", descending=True)
     rows = rows.with_columns(share=pl.col("headroom_ns") / max(float(rows["headroom_ns"].sum()), 1.0))
-    totals = summed(shared.with_columns(name=pl.lit(0)).group_by("name")).row(0, named=True)
+    totals = summed(shared.with_columns(name=pl.lit(0)).group_by("name", maintain_order=True)).row(0, named=True)
     with_flop = int(activities.filter(pl.col("flop").is_not_null())["duration"].sum())
     reasons = (
         activities.filter(pl.col("reason").is_not_null())
@@ -250,7 +250,7 @@ def step_utilisation(trace: Attributed, activities: pl.DataFrame) -> pl.DataFram
         typical.select("rank", "device", "row"), on=["rank", "device", "row"], how="semi", maintain_order="left"
     )
     compute, known = pl.col("compute_ns"), pl.col("reason").is_null()
-    work = launched.group_by("rank", "device").agg(
+    work = launched.group_by("rank", "device", maintain_order=True).agg(
         flop=_known_sum("flop"),
         recomputed_flop=pl.col("flop").filter("again").sum(),
         model_ns=compute.filter(~pl.col("again")).sum(),

@@ -112,6 +112,31 @@ class Concurrency:
 
 
 @dataclass(frozen=True)
+class Devices:
+    """The concurrency of each device: columns, because a trace may have a hundred thousand devices.
+
+    Attributes:
+        rows: rank, device, and as in `Concurrency` busy_ns, busy_streams_ns, communication_ns, hidden_ns, and overlaps
+            (a, b, ns; null without any).
+    """
+
+    rows: pl.DataFrame
+
+    def __len__(self) -> int:
+        return self.rows.height
+
+    def __iter__(self) -> Iterator[Concurrency]:
+        """Makes the concurrency of one device after the other."""
+        for rank, device, busy, by_depth, communication, hidden, overlaps in self.rows.select(
+            "rank", "device", "busy_ns", "busy_streams_ns", "communication_ns", "hidden_ns", "overlaps"
+        ).iter_rows():
+            overlap: dict[str, dict[str, Ns]] = {}
+            for pair in overlaps or ():
+                overlap.setdefault(pair["a"], {})[pair["b"]] = pair["ns"]
+            yield Concurrency(rank, device, busy, tuple(by_depth or ()), overlap, communication, hidden)
+
+
+@dataclass(frozen=True)
 class Streams(Answer):
     """The streams of a trace. All times are ns.
 
@@ -130,7 +155,7 @@ class Streams(Answer):
     groups: tuple[str, ...]
     rows: pl.DataFrame
     streams: pl.DataFrame
-    concurrency: tuple[Concurrency, ...]
+    concurrency: Devices
     notes: tuple[str, ...]
     checks: tuple[Check, ...] = ()
 
@@ -169,10 +194,9 @@ class Streams(Answer):
 
     def self_check(self) -> None:
         """See `Answer`."""
-        for device in self.concurrency:
-            depths = device.busy_streams_ns
-            adds_up = not depths or sum(depths) == device.busy_ns
-            must(self.meta.inputs, adds_up, "times with one, two and more busy streams do not add up to the busy time")
+        sums = pl.col("busy_streams_ns").list.sum()
+        adds_up = self.concurrency.rows.select((sums == pl.col("busy_ns")).fill_null(value=True).all()).item()
+        must(self.meta.inputs, adds_up, "times with one, two and more busy streams do not add up to the busy time")
 
     def to_json(self) -> dict[str, Any]:
         """The streams and the checked expectations as JSON values."""
@@ -219,14 +243,7 @@ def streams(trace: Attributed, patterns: Patterns = NO_PATTERNS) -> Streams:
     activities = trace.gpu.select("rank", "device", recorded_stream.alias("stream"), "start", "duration").with_columns(
         kernel_groups(trace, patterns)
     )
-    of_device, devices = numbered(activities, "rank", "device")
-    recorded = activities.group_by("rank", "device").agg(recorded=pl.col("stream").null_count() == 0)
-    devices = devices.join(recorded, on=["rank", "device"], how="left", maintain_order="left").join(
-        exposure(trace).devices, on=["rank", "device"], how="left", maintain_order="left"
-    )
-    lanes = _Lanes.of(activities, of_device, devices.height)
-    of_stream = lanes.streams.join(devices, on=["rank", "device"], how="left", maintain_order="left")
-    group = activities["group"].to_physical().cast(pl.Int64).to_numpy()
+    lanes, concurrency = _concurrency(activities, exposure(trace).devices, patterns.names)
     in_graphs = trace.gpu["graph"].count()
     notes = [IN_GRAPHS.format(in_graphs)] if in_graphs else []
     if activities["stream"].null_count():
@@ -235,35 +252,47 @@ def streams(trace: Attributed, patterns: Patterns = NO_PATTERNS) -> Streams:
         meta=trace.meta,
         groups=patterns.names,
         rows=_rows(activities),
-        streams=lanes.frame(of_stream["recorded"]),
-        concurrency=_concurrency(devices, lanes.by_depth(), lanes.overlaps(group, patterns.names)),
+        streams=lanes,
+        concurrency=concurrency,
         notes=tuple(notes),
     )
 
 
 def _concurrency(
-    devices: pl.DataFrame, by_depth: Sequence[tuple[Ns, ...]], overlaps: Sequence[Mapping[str, Mapping[str, Ns]]]
-) -> tuple[Concurrency, ...]:
-    """The concurrency of each device.
+    activities: pl.DataFrame, communication: pl.DataFrame, groups: Sequence[str]
+) -> tuple[pl.DataFrame, Devices]:
+    """`Streams.streams` and `Streams.concurrency`.
 
     Args:
-        devices: rank, device, recorded (whether its streams are known), communication_ns, exposed_ns.
-        by_depth: for each device, as `_Lanes.by_depth` returns it.
-        overlaps: for each device, as `_Lanes.overlaps` returns it.
+        activities: rank, device, stream (null if not recorded), start, duration, group (categorical).
+        communication: rank, device, communication_ns, exposed_ns of devices that communicate.
+        groups: names of the groups.
     """
-    columns = devices.with_columns(pl.col("communication_ns", "exposed_ns").fill_null(0))
-    return tuple(
-        Concurrency(
-            rank=rank,
-            device=device,
-            busy_ns=sum(depths),
-            busy_streams_ns=depths if recorded else (),
-            overlap_ns=overlap,
-            communication_ns=communication,
-            hidden_ns=communication - exposed,
-        )
-        for (rank, device, recorded, communication, exposed), depths, overlap in zip(
-            columns.iter_rows(), by_depth, overlaps, strict=True
+    of_device, devices = numbered(activities, "rank", "device")
+    recorded = activities.group_by("rank", "device").agg(recorded=pl.col("stream").null_count() == 0)
+    devices = devices.join(recorded, on=["rank", "device"], how="left", maintain_order="left")
+    lanes = _Lanes.of(activities, of_device, devices.height)
+    of_stream = lanes.streams.join(devices, on=["rank", "device"], how="left", maintain_order="left")
+    streams = lanes.frame(of_stream["recorded"])
+    number = activities["group"].to_physical().cast(pl.Int64).to_numpy()
+    by_depth, overlaps = lanes.by_depth(), lanes.overlaps(number, groups)
+    del lanes  # arrays as large as the trace
+    rows = (
+        devices.with_row_index("number")
+        .join(communication, on=["rank", "device"], how="left", maintain_order="left")
+        .join(by_depth, on="number", how="left", maintain_order="left")
+        .join(overlaps, on="number", how="left", maintain_order="left")
+    )
+    talked, exposed = (pl.col(name).fill_null(0) for name in ("communication_ns", "exposed_ns"))
+    return streams, Devices(
+        rows.select(
+            "rank",
+            "device",
+            busy_ns=pl.col("busy_streams_ns").list.sum().fill_null(0),
+            busy_streams_ns=pl.when("recorded").then("busy_streams_ns"),
+            communication_ns=talked,
+            hidden_ns=talked - exposed,
+            overlaps="overlaps",
         )
     )
 
@@ -324,29 +353,27 @@ class _Lanes:
             concurrent_ns=pl.when(recorded).then(pl.lit(_sums(lane, shared, self.streams.height))),
         )
 
-    def by_depth(self) -> list[tuple[Ns, ...]]:
-        """For each device, the times with exactly one, two, three ... busy streams."""
+    def by_depth(self) -> pl.DataFrame:
+        """For each device that was busy: number, and the times with exactly one, two, three ... busy streams."""
         starts, finishes, depth = self.depth
         device = self.timeline.group_at(starts)
         most = np.zeros(self.timeline.groups, np.int64)
         np.maximum.at(most, device, depth)
         first = np.cumsum(most) - most
         times = _sums(first[device] + depth - 1, finishes - starts, int(most.sum()))
-        flat = times.tolist()
-        ends = (first + most).tolist()
-        return [tuple(flat[a:b]) for a, b in zip(first.tolist(), ends, strict=True)]
+        return _lists(np.repeat(np.arange(len(most)), most), busy_streams_ns=pl.Series(times))
 
-    def overlaps(self, group: Int64, names: Sequence[str]) -> list[dict[str, dict[str, Ns]]]:
-        """For each device, the time in which groups ran concurrently (`Concurrency.overlap_ns`)."""
+    def overlaps(self, group: Int64, names: Sequence[str]) -> pl.DataFrame:
+        """For each device where groups ran concurrently: number, and for how long (`Devices.rows`)."""
         all_of = self.timeline
         of_group = {int(g): group == g for g in np.unique(group)}
         joined = {g: union(all_of.start[m], all_of.end[m]) for g, m in of_group.items()}
-        pairs: list[tuple[int, int, Int64, Int64]] = []  # of groups, with the devices and their times
+        found = [(np.empty(0, np.int64), "", "", np.empty(0, np.int64))]
 
         def note(a: int, b: int, time: Int64, lengths: Int64) -> None:
             totals = all_of.sums(time, lengths)
             devices = np.flatnonzero(totals)
-            pairs.extend((*pair, devices, totals[devices]) for pair in {(a, b), (b, a)})
+            found.extend((devices, names[a], names[b], totals[devices]) for a, b in {(a, b), (b, a)})
 
         for a, (begins, ends) in joined.items():
             mine = of_group[a]
@@ -357,14 +384,22 @@ class _Lanes:
             for b, theirs in joined.items():
                 if b > a:
                     note(a, b, begins, covered_lengths(begins, ends, *theirs))
-        nothing: dict[str, dict[str, Ns]] = {}
-        found = [nothing] * all_of.groups  # one dict for all devices without any: there may be many
-        for a, b, devices, totals in sorted(pairs, key=lambda pair: pair[:2]):
-            for device, ns in zip(devices.tolist(), totals.tolist(), strict=True):
-                if found[device] is nothing:
-                    found[device] = {}
-                found[device].setdefault(names[a], {})[names[b]] = ns
-        return found
+        order = {name: i for i, name in enumerate(names)}
+        found.sort(key=lambda pair: (order.get(pair[1], -1), order.get(pair[2], -1)))
+        pairs = pl.concat(
+            pl.DataFrame({"number": devices, "ns": ns}).select(
+                "number", pl.struct(pl.lit(a).alias("a"), pl.lit(b).alias("b"), "ns").alias("overlaps")
+            )
+            for devices, a, b, ns in found
+        ).sort("number", maintain_order=True)
+        return _lists(pairs["number"].to_numpy(), overlaps=pairs["overlaps"])
+
+
+def _lists(number: Int64, **column: pl.Series) -> pl.DataFrame:
+    """A frame with a list of the values of each number, in their order; of numbers that have any."""
+    ((name, values),) = column.items()
+    frame = pl.DataFrame({"number": pl.Series(number, dtype=pl.UInt32), name: values})
+    return frame.group_by("number", maintain_order=True).agg(name)
 
 
 def _sums(group: Int64, values: Int64, groups: int) -> Int64:

@@ -72,7 +72,7 @@ def test_groups_and_concurrency_are_those_of_the_streams(traces: dict[str, thenc
     assert dict(groups.group_by("series").agg(pl.col("total_ns").sum()).rows()) == dict(expected.rows())
     busy = traces["ranks"].plot_concurrency().to_frame()
     assert busy["total_ns"].sum() == sum(sum(device.busy_streams_ns) for device in streams.concurrency)
-    first = streams.concurrency[0].busy_streams_ns
+    first = next(iter(streams.concurrency)).busy_streams_ns
     assert busy.filter(device="rank 0 GPU 0", series="1 stream")["total_ns"].to_list() == [first[0]]
 
 

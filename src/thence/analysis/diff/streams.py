@@ -7,6 +7,7 @@ time add up to the step exactly.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from thence.model.grouped_intervals import numbered, rows_of_groups
 from thence.model.intervals import NO_ROW, last_begun, levels, unions
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
 
@@ -81,24 +84,22 @@ def streams_of(trace: Attributed, windows: pl.DataFrame, number: Int64, kinds: t
     of_activity = np.full(gpu.height, NO_ROW, np.int64)
     start, end = gpu["start"].to_numpy(), (gpu["start"] + gpu["duration"]).to_numpy()
     weight = np.random.default_rng(_SEED).integers(-(2**62), 2**62, rows.height)
-    sets, members = [], []
     theirs = rows_of_groups(device[: windows.height], named.height)
     ours = rows_of_groups(device[windows.height :], named.height)
-    for of_device, activities in zip(theirs, ours, strict=True):
-        chosen = of_device[counted[of_device]]
-        chosen = chosen[np.argsort(begin[chosen], kind="stable")]
-        if not len(chosen) or not len(activities):
-            continue
-        window = _Windows(begin[chosen], begin[chosen] + length[chosen], step[chosen])
-        work = row[activities], start[activities], end[activities]
-        of_activity[activities] = window.steps_at(start[activities])
-        ran, rows_of_sets = _concurrency(window, *work, weight)
-        sets.append(ran.with_columns(pl.col("ns") / pl.lit(pl.Series(having)).gather("step")))
-        members.append(rows_of_sets)
+
+    def of_devices() -> Iterator[tuple[Int64, ...]]:
+        for of_device, activities in zip(theirs, ours, strict=True):
+            chosen = of_device[counted[of_device]]
+            chosen = chosen[np.argsort(begin[chosen], kind="stable")]
+            if not len(chosen) or not len(activities):
+                continue
+            window = _Windows(begin[chosen], begin[chosen] + length[chosen], step[chosen])
+            of_activity[activities] = window.steps_at(start[activities])
+            yield _concurrency(window, row[activities], start[activities], end[activities], weight)
+
+    sets, members = _numbered_sets(_joined(of_devices()), having)
     return Streams(
-        rows,
-        *_on(gpu, (device[windows.height :], stream, row, of_activity), int(having.sum())),
-        *_numbered_sets(sets, members),
+        rows, *_on(gpu, (device[windows.height :], stream, row, of_activity), int(having.sum())), sets, members
     )
 
 
@@ -136,7 +137,7 @@ class _Windows:
 
 def _concurrency(
     windows: _Windows, row: Int64, start: Int64, end: Int64, weight: Int64
-) -> tuple[pl.DataFrame, pl.DataFrame]:
+) -> tuple[Int64, Int64, Int64, Int64, Int64]:
     """The time of each set of rows in the steps of one device.
 
     Args:
@@ -147,7 +148,7 @@ def _concurrency(
         weight: a random number for each row; the sum of those of a set is its code.
 
     Returns:
-        step, code and ns; and code and row: the rows of each set.
+        Step, code and ns of each time; and code and row: the rows of each set.
     """
     group, opens, closes = unions(row, start, end)
     pieces = levels(
@@ -158,13 +159,12 @@ def _concurrency(
     step = windows.steps_at(pieces[0])
     kept = (pieces[2] != 0) & (step != NO_ROW)
     code = pieces[2][kept]
-    ns = (pieces[1] - pieces[0])[kept].astype(np.float64)
-    times = pl.DataFrame({"step": step[kept], "code": code, "ns": ns})
-    return times, _members(code, pieces[0][kept], (group, opens, closes))
+    members = _members(code, pieces[0][kept], (group, opens, closes))
+    return step[kept], code, (pieces[1] - pieces[0])[kept], *members
 
 
-def _members(code: Int64, when: Int64, open_rows: tuple[Int64, Int64, Int64]) -> pl.DataFrame:
-    """The rows of each distinct set: those whose work is going on at a time when the set runs."""
+def _members(code: Int64, when: Int64, open_rows: tuple[Int64, Int64, Int64]) -> tuple[Int64, Int64]:
+    """Code and row: the rows of each distinct set, those whose work is going on at a time when the set runs."""
     codes, example = np.unique(code, return_index=True)
     times = when[example]
     order = np.argsort(times, kind="stable")
@@ -172,16 +172,28 @@ def _members(code: Int64, when: Int64, open_rows: tuple[Int64, Int64, Int64]) ->
     low = np.searchsorted(times[order], opens, side="left")
     count = np.searchsorted(times[order], closes, side="left") - low
     which = np.repeat(low - np.cumsum(count) + count, count) + np.arange(count.sum())
-    return pl.DataFrame({"code": codes[order][which], "row": np.repeat(row, count)})
+    return codes[order][which], np.repeat(row, count)
 
 
-def _numbered_sets(sets: list[pl.DataFrame], members: list[pl.DataFrame]) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The sets and members of all devices, with numbers of sets in place of codes."""
-    empty = pl.DataFrame(schema={"step": pl.Int64, "code": pl.Int64, "ns": pl.Float64})
-    times = pl.concat([empty, *sets]).group_by("step", "code").agg(pl.col("ns").sum())
-    times = times.sort("step", "code")
-    none = pl.DataFrame(schema={"code": pl.Int64, "row": pl.Int64})
-    rows = pl.concat([none, *members]).unique().sort("code", "row")
+def _joined(parts: Iterator[tuple[Int64, ...]]) -> list[Int64]:
+    """Parts of equally many arrays, one after the other. There may be a hundred thousand, whose objects are large."""
+    joined = [np.empty(0, np.int64)] * 5
+    while some := list(itertools.islice(parts, 1000)):
+        joined = [np.concatenate(arrays) for arrays in zip(joined, *some, strict=True)]
+    return joined
+
+
+def _numbered_sets(found: list[Int64], having: Int64) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """`Streams.sets` and `Streams.members`, with numbers of sets in place of codes.
+
+    Args:
+        found: of all devices, as `_concurrency` returns them.
+        having: number of devices that have each step.
+    """
+    step, code, ns, code_of_member, row = found
+    times = pl.DataFrame({"step": step, "code": code, "ns": ns / having[step]})
+    times = times.group_by("step", "code").agg(pl.col("ns").sum()).sort("step", "code")
+    rows = pl.DataFrame({"code": code_of_member, "row": row}).unique().sort("code", "row")
     numbers = pl.int_range(pl.len(), dtype=pl.Int64).alias("set")
     codes = rows.select("code").unique(maintain_order=True).with_columns(numbers)
     return (

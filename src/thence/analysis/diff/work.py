@@ -54,15 +54,15 @@ def work_of(trace: Attributed, step: pl.Series, shared_by: int) -> pl.DataFrame:
         placed = shared_among_places(parts, activities).with_columns(step=step.gather(parts["gpu"].cast(pl.UInt32)))
         name = pl.lit(ALL) if kind is None else pl.col("name").cast(pl.String)
         frames.append(
-            placed.lazy()
-            .filter(pl.col("step") != NO_ROW, pl.col("roofline_ns").is_not_null())
-            .group_by(name=name)
+            placed.filter(pl.col("step") != NO_ROW, pl.col("roofline_ns").is_not_null())
+            .rechunk()
+            .group_by(name=name, maintain_order=True)  # threads would add floats in an order of their own
             .agg(ns=pl.col("part").sum() / shared_by, **{n: pl.col(n).sum() / shared_by for n in list(WORK)[3:]})
             .select(by=pl.lit(kind or ALL), **{n: pl.col(n) for n in list(WORK)[1:]})
             .drop_nulls("name")
             .cast(pl.Schema(WORK))
         )
-    return pl.concat(frames).collect()
+    return pl.concat(frames)
 
 
 def work_change(before: Sequence[pl.DataFrame], after: Sequence[pl.DataFrame]) -> pl.DataFrame | None:
@@ -82,7 +82,12 @@ def work_change(before: Sequence[pl.DataFrame], after: Sequence[pl.DataFrame]) -
         if not frames or any(frame.is_empty() for frame in frames):
             return None
         names = {name: f"{side}_{name}" for name in list(WORK)[2:]}
-        whole = pl.concat(frames).group_by("by", "name").agg(pl.col(list(names)).sum() / len(frames)).rename(names)
+        whole = (
+            pl.concat(frames)
+            .group_by("by", "name", maintain_order=True)
+            .agg(pl.col(list(names)).sum() / len(frames))
+            .rename(names)
+        )
         sides.append(whole)
     joined = sides[0].join(sides[1], on=["by", "name"], how="full", coalesce=True).fill_null(0.0)
     difference = pl.col("after_ns") - pl.col("before_ns")

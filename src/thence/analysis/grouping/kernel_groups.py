@@ -73,6 +73,7 @@ KERNEL_PATTERNS: tuple[tuple[str, str], ...] = (
 The expressions mean the same to Python and to Polars: they look neither ahead nor behind."""
 _NO_REDUCTION = r"(?i)reduce_precision"
 """An operator that rounds numbers, in spite of its name."""
+_NAMES_AT_A_TIME = 20_000
 
 _MOVING = (
     "fusion|parameter|constant|bitcast|copy|transpose|reshape|slice|dynamic-slice|gather|reverse|tuple|pad"
@@ -190,13 +191,16 @@ def groups_of_names(names: pl.Series) -> pl.Series:
     Returns:
         Categories among `GROUPS`, as pl.Enum, one for each name.
     """
-    text = names.cast(pl.String).str.replace_all(_NO_REDUCTION, "precision").alias("text")
     # Numbers of patterns take a byte for each name and pattern, groups as text sixteen.
     first = pl.coalesce(
         pl.when(pl.col("text").str.contains(pattern)).then(pl.lit(number, pl.UInt8))
         for number, (_, pattern) in enumerate(KERNEL_PATTERNS)
     )
-    number = text.to_frame().select(first).to_series()
+    text = pl.col("name").cast(pl.String).str.replace_all(_NO_REDUCTION, "precision").alias("text")
+    # A trace may have a million names: in pieces, because each step makes a copy of its names.
+    frame = names.alias("name").to_frame()
+    pieces = (frame.slice(at, _NAMES_AT_A_TIME) for at in range(0, max(frame.height, 1), _NAMES_AT_A_TIME))
+    number = pl.concat(piece.select(text).select(number=first) for piece in pieces)["number"]
     groups = pl.Series([group for group, _ in KERNEL_PATTERNS], dtype=pl.Enum(GROUPS))
     return groups.gather(number.cast(pl.UInt32))
 

@@ -272,14 +272,18 @@ def program_gaps(trace: Attributed) -> pl.DataFrame:
         execution) and execution (its row in ``programs``).
     """
     names = trace.programs["name"].cast(pl.String)
+    programs = trace.programs.with_row_index("row").filter(pl.col("program").is_not_null())  # no autotuner's trials
+    ordered = programs.sort("start", maintain_order=True)
+    executions = dict(iter(ordered.group_by("rank", "device", maintain_order=True)))
     parts = [pl.DataFrame(schema=_PROGRAM_GAPS)]
     for (rank, device), activities in trace.around.gpu.group_by("rank", "device", maintain_order=True):
         start = activities["start"].to_numpy()
         begin, end = gaps(start, start + activities["duration"].to_numpy())
-        where, row = _programs_at(trace, (rank, device), begin)
-        columns = {"start": begin, "duration": end - begin, "where": where, "program": names.gather(row)}
-        part = pl.DataFrame(columns).with_columns(rank=pl.lit(rank), device=pl.lit(device), execution=row)
-        parts.append(part.select(pl.col(name).cast(dtype) for name, dtype in _PROGRAM_GAPS.items()))
+        where, row = _programs_at(executions.get((rank, device)), begin)
+        device_of = {"rank": np.full(len(begin), rank, np.int32), "device": np.full(len(begin), device, np.int32)}
+        times = {"start": begin, "duration": end - begin}
+        places = {"where": where, "program": names.gather(row), "execution": row}
+        parts.append(pl.DataFrame({**device_of, **times, **places}, _PROGRAM_GAPS))
     every = pl.concat(parts)
     if not covers_only_part(trace) or trace.selection.idle_unknown:
         return every
@@ -301,15 +305,14 @@ def idle_inside_programs(trace: Attributed) -> Ns | None:
     return int(inside["duration"].sum())
 
 
-def _programs_at(trace: Attributed, device: tuple[object, ...], time: Int64) -> tuple[pl.Series, pl.Series]:
-    """For times at which a device is idle: inside, before or after, and the row of the program execution or null."""
-    executions = (
-        trace.programs.with_row_index("row")
-        .filter(pl.col("rank") == device[0], pl.col("device") == device[1])
-        .filter(pl.col("program").is_not_null())  # the autotuner's trials are not programs
-        .sort("start", maintain_order=True)
-    )
-    if executions.is_empty():
+def _programs_at(executions: pl.DataFrame | None, time: Int64) -> tuple[pl.Series, pl.Series]:
+    """For times at which a device is idle: inside, before or after, and the row of the program execution or null.
+
+    Args:
+        executions: of programs on the device, in order of start, with their rows; None if it ran none.
+        time: ns.
+    """
+    if executions is None:
         nothing = pl.Series([None], dtype=pl.UInt32).new_from_index(0, len(time))
         return nothing.cast(pl.String), nothing
     row = executions["row"].to_numpy()

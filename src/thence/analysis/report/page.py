@@ -71,9 +71,9 @@ class Page:
     @property
     def communication_ns(self) -> Ns:
         """Time in which communication ran, summed over devices."""
-        return sum(device.communication_ns for device in self.streams.concurrency)
+        return int(self.streams.concurrency.rows["communication_ns"].sum())
 
     @property
     def exposed_ns(self) -> Ns:
         """Part of communication_ns in which nothing was computed."""
-        return self.communication_ns - sum(d.hidden_ns for d in self.streams.concurrency)
+        return self.communication_ns - int(self.streams.concurrency.rows["hidden_ns"].sum())

@@ -296,11 +296,14 @@ class Evidence:
 
     def waits(self, rank: int) -> pl.DataFrame:
         """The calls in which the host waited for all work of a device; columns as `calls`."""
-        return self._waits.get((rank,), self.calls.clear())
+        waits, rows = self._waits
+        return waits[rows.get(rank, [])]
 
     @cached_property
-    def _waits(self) -> dict[tuple[object, ...], pl.DataFrame]:
-        return called(self.calls, _WAIT).partition_by("rank", as_dict=True)
+    def _waits(self) -> tuple[pl.DataFrame, dict[int, Int64]]:
+        """The waits of all ranks, and the rows of each rank in them."""
+        waits = called(self.calls, _WAIT)
+        return waits, dict(rows_by_number(waits["rank"].to_numpy()))
 
     @cached_property
     def steps(self) -> pl.DataFrame:

@@ -14,6 +14,7 @@ from thence.analysis.collectives.missing import ranks_of_job
 from thence.analysis.soundness.evidence import Evidence, Judgement
 from thence.analysis.soundness.findings import MISSING, MISSING_RANKS, OVERHEAD, WINDOWS, Finding, NotChecked
 from thence.analysis.soundness.launch_rules import only_captured
+from thence.model.grouped_intervals import rows_by_number
 from thence.model.intervals import NO_ROW, gaps, shared_length, union
 from thence.units import format_ns
 
@@ -177,39 +178,42 @@ def empty_steps(evidence: Evidence) -> Judgement:
         return judgement
     unknown: list[int] = []
     moments = _times_of_work(evidence), _times_of_host(evidence)
-    nothing = pl.DataFrame(schema={"start": pl.Int64})
-    for (rank,), part in steps.sort("rank", "start").group_by("rank", maintain_order=True):
-        number = int(rank)
-        if not evidence.launching_ranks.get(number, (0, 0))[1]:
-            unknown.append(number)  # without launches, the step of device work is unknown
+    nothing = np.empty(0, np.int64)
+    ordered = steps.sort("rank", "start")
+    for rank, rows in rows_by_number(ordered["rank"].to_numpy()):
+        if not evidence.launching_ranks.get(rank, (0, 0))[1]:
+            unknown.append(rank)  # without launches, the step of device work is unknown
             continue
-        of_rank = tuple(times.get((number,), nothing) for times in moments)
-        empty = _empty(part, of_rank[0]["start"], of_rank[1]["start"])
+        part = ordered[rows]
+        empty = _empty(part, *(times.get(rank, nothing) for times in moments))
         if empty.any() and not empty.all():
-            judgement.findings.append(_empty_steps_finding(evidence, number, part, empty))
+            judgement.findings.append(_empty_steps_finding(evidence, rank, part, empty))
     if unknown:
         text = f"{evidence.without_launches(unknown)}, so the steps of device work are unknown"
         judgement.not_checked.append(NotChecked("empty_steps", text, MISSING))
     return judgement
 
 
-_Times = dict[tuple[object, ...], pl.DataFrame]
-
-
-def _times_of_work(evidence: Evidence) -> _Times:
+def _times_of_work(evidence: Evidence) -> dict[int, Int64]:
     """Start of the launches that have device work, and of device work without a launch, by rank."""
     launches = evidence.launches.table.filter(pl.col("work") > 0).select("rank", "start")
     alone = evidence.tables.gpu.select("rank", "start").filter(pl.Series(evidence.launches.of_work == NO_ROW))
-    return pl.concat([launches, alone]).partition_by("rank", as_dict=True)
+    return _by_rank(pl.concat([launches, alone]))
 
 
-def _times_of_host(evidence: Evidence) -> _Times:
+def _times_of_host(evidence: Evidence) -> dict[int, Int64]:
     """Start of the host ranges that are not steps, by rank."""
     ranges = evidence.tables.host.lazy().filter(pl.col("category") != "step")
-    return ranges.select("rank", "start").collect().partition_by("rank", as_dict=True)
+    return _by_rank(ranges.select("rank", "start").collect())
 
 
-def _empty(steps: pl.DataFrame, working: pl.Series, host: pl.Series) -> Mask:
+def _by_rank(times: pl.DataFrame) -> dict[int, Int64]:
+    """The starts of each rank. There may be thousands of ranks: no query for each."""
+    start = times["start"].to_numpy()
+    return {rank: start[rows] for rank, rows in rows_by_number(times["rank"].to_numpy())}
+
+
+def _empty(steps: pl.DataFrame, working: Int64, host: Int64) -> Mask:
     """Mask of the steps that launched no device work, although the host did as much as in other steps."""
     begin = steps["start"].to_numpy()
     end = begin + steps["duration"].to_numpy()
@@ -221,9 +225,9 @@ def _empty(steps: pl.DataFrame, working: pl.Series, host: pl.Series) -> Mask:
     return ~works & comparable
 
 
-def _counted(times: pl.Series, begin: Int64, end: Int64) -> Int64:
+def _counted(times: Int64, begin: Int64, end: Int64) -> Int64:
     """The number of times in each interval."""
-    moments = np.sort(times.to_numpy(), kind="stable")  # times of each thread are sorted already
+    moments = np.sort(times, kind="stable")  # times of each thread are sorted already
     counted: Int64 = np.searchsorted(moments, end) - np.searchsorted(moments, begin)
     return counted
 

@@ -179,19 +179,18 @@ def _with_causes(trace: Attributed, frame: pl.DataFrame) -> pl.DataFrame:
     """Adds a column of idle time for each cause that occurs."""
     pieces = idle_causes(trace, frame)
     piece, row, start, end = cut_to_windows(pieces, frame)
-    causes = pieces["cause"].cast(pl.String).gather(piece)
-    return frame.hstack(_by_cause(row, causes, end - start, frame.height))
+    return frame.hstack(_by_cause(row, pieces["cause"].gather(piece), end - start, frame.height))
 
 
 def _by_cause(row: Int64, cause: pl.Series, ns: Int64, rows: int) -> pl.DataFrame:
     """Columns ``idle_<cause>_ns`` with a value for each row."""
-    sums = pl.DataFrame({"row": row, "cause": cause, "ns": ns}).group_by("row", "cause").agg(pl.col("ns").sum())
-    present = set(sums["cause"])
-    wide = pl.DataFrame({"row": np.arange(rows)})
-    for name in (name for name in CAUSES if name in present):
-        column = sums.filter(pl.col("cause") == name).select("row", pl.col("ns").alias(f"idle_{name}_ns"))
-        wide = wide.join(column, on="row", how="left", maintain_order="left")
-    return wide.drop("row").fill_null(0)
+    columns = {}
+    for name in CAUSES:
+        of = (cause == name).fill_null(value=False).to_numpy()
+        if of.any():
+            columns[f"idle_{name}_ns"] = sums = np.zeros(rows, np.int64)
+            np.add.at(sums, row[of], ns[of])
+    return pl.DataFrame(columns)
 
 
 def _spread(frame: pl.DataFrame) -> pl.DataFrame:
@@ -223,12 +222,15 @@ def _outliers(frame: pl.DataFrame) -> pl.DataFrame:
     duration = pl.col("duration")
     grown = {name: part - part.median().over(device) for name, part in parts.items()}
     excess = duration - duration.median().over(device)
-    wide = frame.with_columns(excess_ns=excess, **{f"grew {n}": part for n, part in grown.items()})
+    exceeding = frame.with_columns(excess_ns=excess)
     deviation = STANDARD_DEVIATIONS_PER_MAD * pl.col("excess_ns").abs().median().over(device)
     outside = (pl.col("excess_ns") > OUTLIER_SHARE * duration.median().over(device)) & (
         pl.col("excess_ns") > OUTLIER_DEVIATIONS * deviation
     )
-    chosen = wide.filter(outside)
+    # How much each part grew is computed for devices with an outlier alone: there may be a hundred thousand devices.
+    devices = exceeding.filter(outside).select(device).unique()
+    of_devices = exceeding.join(devices, on=device, how="semi", maintain_order="left")
+    chosen = of_devices.with_columns(**{f"grew {n}": part for n, part in grown.items()}).filter(outside)
     grew = chosen.select(f"grew {name}" for name in parts).to_numpy()
     largest = grew.argmax(axis=1) if len(grew) else np.empty(0, np.int64)
     return chosen.select(*device, "step", "duration", pl.col("excess_ns").cast(pl.Int64)).with_columns(
