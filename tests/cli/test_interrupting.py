@@ -27,14 +27,15 @@ import os, sys
 from thence.cli import main
 from thence.readers.kineto import decoding, processes
 
-class Workers(decoding._Workers):
+class Workers(decoding._InProcesses):
     def __init__(self, path, processes):
         super().__init__(path, processes)
         pid = processes.first.pid
         where = "reached by Ctrl-C" if os.getpgid(pid) == os.getpgrp() else "apart"
         print("started", pid, where, file=sys.stderr, flush=True)
 
-decoding._Workers = Workers
+decoding._InProcesses = Workers
+os.environ["THENCE_SCANNER"] = "python"
 decoding.BYTES_BEFORE_PROCESSES = 0
 processes.PIECE_BYTES = 1000
 processes._usable_cores = lambda: 2

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(thence.__file__).parent
 CHECKED_AS_COLUMNS = {
-    "thence.readers.kineto.events": "kineto/repair.py repairs events with integers that no column holds",
+    "thence.readers.kineto.event_structs": "kineto/repair.py repairs events with integers that no column holds",
+    "thence.readers.kineto.events": "device, stream and correlation are compared with those of the gpu table",
     "thence.readers.kineto.repair": "times stay text",
 }
 """Modules whose Structs have integers of any size, and what checks them."""
@@ -32,6 +33,8 @@ OTHERWISE = {
     "capture/marks/launch_facts.py": "comments in code that Inductor generated in this process",
     "model/column_file.py": "imported in the recorded process, which does not import msgspec",
     "readers/kineto/events.py": "decoders made once",
+    "readers/kineto/rows.py": "a decoder made once",
+    "readers/kineto/scanner.py": "decoders made once",
     "readers/kineto/repair.py": "events that strict decoding refused",
     "readers/recording/host.py": "metadata of marks, which may hold NaN",
     "writers/timelines/relabelled.py": "events of the input, copied as they are",

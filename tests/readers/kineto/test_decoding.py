@@ -15,8 +15,16 @@ import pytest
 
 from thence.errors import ThenceError
 from thence.readers.kineto import decoding
+from thence.readers.kineto.compiled import VARIABLE
 from thence.readers.kineto.envelope import Piece
 from thence.readers.kineto.processes import PIECE_BYTES, fitting
+
+
+@pytest.fixture(autouse=True)
+def no_scanner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the scanner, threads decode: see test_scanner.py."""
+    monkeypatch.setenv(VARIABLE, "python")
+
 
 LARGE = 1 << 40
 """Bytes of a file for which processes start at once."""
