@@ -15,6 +15,7 @@ import pytest
 import thence
 from helpers import STACK, TORCH, kernel, opened_text, recording, unzipped, written
 from thence.errors import DamagedInput, InputError, UnknownFormat
+from thence.readers.kineto.events import decode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -271,3 +272,15 @@ def test_an_event_gives_the_same_whatever_its_neighbours_are(tmp_path: Path, odd
     beside = opened_text(tmp_path / "beside", text.replace("}}, {", "}}, " + odd + ", {", 1))
     assert alone.tables.gpu.height == 4
     assert beside.tables.gpu.equals(alone.tables.gpu)
+
+
+def test_an_operator_keeps_its_inputs_beside_a_damaged_event() -> None:
+    """Its hash of 19 digits made lenient decoding drop the inputs, which strict decoding keeps."""
+    text = (
+        '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 2, "ts": 1, "dur": 2, "args": '
+        '{"Comms Id": 12345678901234567890, "Input Dims": [[2, 3]], "Concrete Inputs": ["1.5"]}}'
+    )
+    alone, beside = (decode(f"[{event}]".encode()) for event in (text, f'{text}, {{"tid": 1.5}}'))
+    for columns in (alone, beside):
+        inputs = columns["names"][columns["host.inputs"][0]]
+        assert inputs == '{"dims":[[2,3]],"types":[],"strides":[],"values":["1.5"]}'

@@ -203,11 +203,12 @@ static int column_extend(Scan *scan, Column *column, size_t rows, size_t width, 
     return 1;
 }
 
-/* The current event's place in a column. */
+/* The current event's place in a column; NULL if it has one, as of a key that it has twice: of the first value nothing
+ * would be checked. */
 static inline uint8_t *column_place(Scan *scan, int number) {
     Column *column = &scan->column[number];
     size_t width = widths[scan->scanner->kind[number]];
-    if (column->rows <= scan->rows &&
+    if (column->rows > scan->rows ||
         !column_extend(scan, column, scan->rows + 1, width, scan->scanner->missing[number]))
         return NULL;
     return column->data + scan->rows * width;

@@ -146,6 +146,9 @@ def _fitting(values: dict[str, Any], struct: type[Any]) -> dict[str, Any]:
         value = values.get(info.encode_name)
         if value is None or info.name in ("ts", "dur", "args"):
             continue
+        if info.type is msgspec.Raw:
+            result[info.name] = msgspec.Raw(msgspec.json.encode(value))
+            continue
         try:
             fitted = msgspec.convert(value, info.type, strict=False)
         except (msgspec.ValidationError, RecursionError):
