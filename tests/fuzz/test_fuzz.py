@@ -44,7 +44,7 @@ def test_seeds_are_small_and_sound(of: Format, tmp_path_factory: pytest.TempPath
         from thence.readers.registry import read
 
         tables = read([str(folder if of.name == "recording" else path)])
-        held = len(tables.graph_labels) + len(tables.flight_records)
+        held = len(tables.graph_labels) + len(tables.flight_records) + len(tables.inspector_records)
         assert tables.gpu.height + tables.host.height + held > 0
 
 

@@ -53,6 +53,7 @@ VALUES = {
     "--expect": ("A>=1", "GEMM<3"),
     "--peak": ("bf16=989", "float32=1e300", "x=1"),
     "--bandwidth": ("3350", "1e-300"),
+    "--at-roofline": ("op:mm", "label:forward=0.5", "kernel:.=2", "module:("),
     "--free": ("kernel:.", "label:x", "idle:python"),
     "--scale": ("kernel:.=0.5", "kernel:.=-1", "stream:7=2"),
     "--no-wait": ("all", "nccl"),

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from thence.analysis.ranks.answer import Job
     from thence.analysis.report.headline import Headline
     from thence.analysis.report.summary import Summary
+    from thence.analysis.roofline import Roofline
     from thence.analysis.soundness.findings import Soundness
     from thence.analysis.steps.answer import StepTable
     from thence.analysis.whatif.answer import WhatIf
     from thence.model.attributed import Attributed
+    from thence.model.peaks import Peaks
     from thence.model.places import By
     from thence.model.tables import Meta
     from thence.store.store import Store
@@ -101,7 +103,9 @@ class StoredTrace(Trace):
         return StoredTrace(self.store, selection)
 
     def report(self, by: By = "kernel") -> Summary:
-        """As `Trace.report`, rank by rank."""
+        """As `Trace.report`, rank by rank; by shape it needs host ranges, as operators are."""
+        if by == "shape":
+            self._need_host("report --by shape")
         from thence.analysis.summary_merge import MERGED_BY, merged_summary
 
         if by in SUMMARISED_BY and self._ranks_only:
@@ -232,6 +236,12 @@ class StoredTrace(Trace):
         """As `Trace.whatif`; needs host ranges."""
         self._need_host("whatif")
         return super().whatif(*changes, **more)
+
+    def roofline(self, by: By = "module", peaks: Peaks | None = None) -> Roofline:
+        """As `Trace.roofline`; needs host ranges, except for XLA's programs, whose work is known from their HLO."""
+        if by == "shape" or self.whole.programs.is_empty():
+            self._need_host("roofline")
+        return super().roofline(by, peaks)
 
     def compile(self, autotuning: str = "block") -> Compilation:
         """As `Trace.compile`; needs host ranges."""
