@@ -81,6 +81,6 @@ def queries(monkeypatch: pytest.MonkeyPatch) -> Queries:
 
 @pytest.mark.parametrize("verb", [("ranks",), ("report", "--by", "rank"), ("idle",)], ids=" ".join)
 def test_no_verb_about_ranks_has_a_query_for_each_rank(verb: tuple[str, ...], queries: Queries, tmp_path: Path) -> None:
-    few, many = job(tmp_path / "few", FEW), job(tmp_path / "many", MANY)
-    queries.of(*verb, few)  # what is asked once for all traces
+    first, few, many = (job(tmp_path / str(n), ranks) for n, ranks in enumerate((FEW, FEW, MANY)))
+    queries.of(*verb, first)  # what is asked once for all traces
     assert queries.of(*verb, many) - queries.of(*verb, few) <= READING * (MANY - FEW)
