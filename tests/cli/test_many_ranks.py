@@ -5,6 +5,7 @@ A query takes some 30 us and analyses have hundreds of them, so one a rank is mi
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -77,6 +78,28 @@ def queries(monkeypatch: pytest.MonkeyPatch) -> Queries:
     pl.DataFrame({"a": [1]}).filter(pl.col("a") > 0)
     assert found.count == 1
     return found
+
+
+def test_a_folder_of_ranks_is_not_listed_for_each_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Label files, flight recorders and files of NCCL's Inspector beside a trace are looked for by their names."""
+    listed: list[str] = []
+
+    def counted(function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            listed.extend(map(str, arguments))
+            return function(*arguments)
+
+        return call
+
+    times = []
+    for ranks in (3, 12):
+        folder = job(tmp_path / str(ranks), ranks)
+        with monkeypatch.context() as patched:
+            for name in ("listdir", "scandir"):
+                patched.setattr(os, name, counted(getattr(os, name)))
+            assert run_thence("check", folder).returncode == 0
+        times.append(listed.count(str(folder)))
+    assert times[0] == times[1] > 0
 
 
 @pytest.mark.parametrize("verb", [("ranks",), ("report", "--by", "rank"), ("idle",)], ids=" ".join)

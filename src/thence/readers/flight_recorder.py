@@ -30,7 +30,7 @@ from thence.model.own_code import OwnCode
 from thence.model.tables import Meta, Tables
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.plain_pickle import MAX_WRITTEN, PickleRefused, load_plain
-from thence.readers.source import STANDARD_INPUT, Source
+from thence.readers.source import STANDARD_INPUT, NumberedFiles, Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -105,19 +105,14 @@ def is_record(path: str) -> bool:
         return sniff(source.head())
 
 
-def with_records_beside(tables: Tables, expansion: Expansion = DEFAULT) -> Tables:
+def with_records_beside(tables: Tables, files: NumberedFiles, expansion: Expansion = DEFAULT) -> Tables:
     """The tables of one input, with the calls of its ranks from the flight recorders in its folder.
 
     The files are found by name. A file that cannot be read becomes a warning.
     """
     inputs = [Path(n) for n in tables.meta.inputs if n != STANDARD_INPUT and Path(n).is_file()]
-    ranks = set(tables.ranks)
-    paths = [
-        path
-        for folder in dict.fromkeys(path.parent for path in inputs)
-        for path in sorted(folder.glob("*_trace_*"))
-        if (match := _NAMES.fullmatch(path.name)) and int(match[1]) in ranks
-    ]
+    folders = dict.fromkeys(path.parent for path in inputs)
+    paths = [path for folder in folders for path in files.of(folder, _NAMES, tables.ranks)]
     records, groups, warnings = [], list(tables.meta.process_groups), []
     for path in paths:
         try:

@@ -37,7 +37,7 @@ from thence.model.json_fields import Count, Index, JsonInt64, JsonUInt32, NotAsW
 from thence.model.tables import Meta, Tables
 from thence.readers import torch_annotations
 from thence.readers.expansion import DEFAULT, Expansion
-from thence.readers.source import STANDARD_INPUT, Source
+from thence.readers.source import STANDARD_INPUT, NumberedFiles, Source
 
 if TYPE_CHECKING:
     import os
@@ -364,7 +364,7 @@ def with_labels_beside(tables: Tables, expansion: Expansion = DEFAULT) -> Tables
     return _with_more(tables, added, warnings)
 
 
-def with_annotations_beside(tables: Tables, expansion: Expansion = DEFAULT) -> Tables:
+def with_annotations_beside(tables: Tables, files: NumberedFiles, expansion: Expansion = DEFAULT) -> Tables:
     """The tables of one input, with labels added from PyTorch's annotation files of its ranks.
 
     The files are found by name in the folder of the input and in its parent. A file that cannot be read
@@ -375,7 +375,9 @@ def with_annotations_beside(tables: Tables, expansion: Expansion = DEFAULT) -> T
         return tables  # annotations are matched by node id only
     folders = dict.fromkeys(path.parent for path in inputs)
     paths = {
-        path.resolve(): path for folder in folders for path in torch_annotations.annotation_files(folder, tables.ranks)
+        path.resolve(): path
+        for folder in folders
+        for path in torch_annotations.annotation_files(folder, tables.ranks, files)
     }
     added, warnings = [], []
     for path in list(paths.values())[:_MAX_FILES]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 import polars as pl
 
 from thence.errors import DamagedInput, InputError
@@ -23,7 +24,7 @@ from thence.model.inspector_records import RECORDS, InspectorRecord
 from thence.model.json_fields import Count, NotAsWritten, decoded
 from thence.model.tables import Meta, Tables
 from thence.readers.expansion import DEFAULT, Expansion
-from thence.readers.source import STANDARD_INPUT, Source
+from thence.readers.source import STANDARD_INPUT, NumberedFiles, Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +33,7 @@ NAME = "collectives of NCCL's Inspector plugin"
 PATTERNS: tuple[str, ...] = ()
 """None: in a directory, the files are found by name, for the trace of their process."""
 _BEGIN = re.compile(rb'\s*\{\s*"header"\s*:\s*\{\s*"id"\s*:\s*"0x[0-9a-f]{1,16}"\s*,\s*"rank"\s*:')
-_PROCESS = re.compile(r"-pid(\d{1,10})\.log(?:\.gz)?")
+_PROCESS = re.compile(r".*-pid(\d{1,10})\.log(?:\.gz)?")
 _MAX_BYTES = 256 << 20
 _MAX_LINES = 500_000
 _GPU_CLOCK = "kernel_gpu"
@@ -79,24 +80,17 @@ def sniff(head: bytes) -> bool:
     return _BEGIN.match(head) is not None
 
 
-def with_records_beside(tables: Tables, expansion: Expansion = DEFAULT) -> Tables:
+def with_records_beside(tables: Tables, files: NumberedFiles, expansion: Expansion = DEFAULT) -> Tables:
     """The tables of one input, with what the plugin wrote of its processes in the same folder.
 
     The files are found by name. A file that cannot be read becomes a warning.
     """
     inputs = [Path(n) for n in tables.meta.inputs if n != STANDARD_INPUT and Path(n).is_file()]
-    paths = [
-        (path, int(match[1]))
-        for folder in dict.fromkeys(path.parent for path in inputs)
-        for path in sorted(folder.glob("*-pid*.log*"))
-        if (match := _PROCESS.search(path.name))
-    ]
-    if not paths:
-        return tables
-    processes = set(tables.host["process"].unique())
+    processes = np.unique(tables.host["process"].to_numpy()).tolist()
+    folders = dict.fromkeys(path.parent for path in inputs)
     records, warnings = [], []
-    for path, process in paths:
-        if process not in processes or str(path) in tables.meta.inputs:
+    for path in (path for folder in folders for path in files.of(folder, _PROCESS, processes)):
+        if str(path) in tables.meta.inputs:
             continue
         try:
             with Source.open(str(path), expansion) as source:

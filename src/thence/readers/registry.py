@@ -22,7 +22,7 @@ from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.plausible import plausible
 from thence.readers.remote import fetched, is_folder, is_url
 from thence.readers.runs import Read, in_newest_run, in_run, one_job
-from thence.readers.source import STANDARD_INPUT, Source, check_regular, expand, unchanged
+from thence.readers.source import STANDARD_INPUT, NumberedFiles, Source, check_regular, expand, unchanged
 from thence.readers.torch_annotations import is_annotation_name
 
 if TYPE_CHECKING:
@@ -190,13 +190,14 @@ def read(
     parts: list[Read] = []
     skipped, damaged = [], []
     files, notes = files_of(names, run, add=add)
+    beside = NumberedFiles()
     for name, origin in files.items():
         try:
             _text_name(name)
             tables = plausible(_read_one(name, progress, expansion, cores), name)
-            tables = graph_labels.with_annotations_beside(tables, expansion)
-            tables = flight_recorder.with_records_beside(tables, expansion)
-            tables = nccl_inspector.with_records_beside(tables, expansion)
+            tables = graph_labels.with_annotations_beside(tables, beside, expansion)
+            tables = flight_recorder.with_records_beside(tables, beside, expansion)
+            tables = nccl_inspector.with_records_beside(tables, beside, expansion)
             parts.append(Read(name, origin, tables))
         except UnknownFormat:
             if name in names:

@@ -20,7 +20,8 @@ from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.remote import is_folder, is_url, matching_urls, open_url, urls_within
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    import re
+    from collections.abc import Callable, Collection, Iterator
 
 STANDARD_INPUT = "-"
 _HEAD_BYTES = 1 << 16
@@ -351,6 +352,33 @@ def _of_url(name: str, patterns: tuple[str, ...]) -> list[str]:
     if not files:
         raise InputError(name, f"no trace in this directory (looked for {', '.join(patterns)})")
     return files
+
+
+class NumberedFiles:
+    """Files in folders whose names hold the number of a rank or process.
+
+    A folder is listed once for each kind of name, because thousands of inputs may lie in one.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[Path, re.Pattern[str]], dict[int, list[Path]]] = {}
+
+    def of(self, folder: Path, name: re.Pattern[str], numbers: Collection[int]) -> list[Path]:
+        """The files of some numbers, in order of their names; none where the folder cannot be listed.
+
+        Args:
+            folder: where.
+            name: matches whole names; its first group is the number.
+            numbers: of ranks or processes.
+        """
+        if (folder, name) not in self._found:
+            of_number = self._found[folder, name] = {}
+            with suppress(OSError):
+                for path in folder.iterdir():
+                    if match := name.fullmatch(path.name):
+                        of_number.setdefault(int(match[1]), []).append(path)
+        of_number = self._found[folder, name]
+        return sorted(path for number in numbers for path in of_number.get(number, ()))
 
 
 def matching(pattern: str) -> list[str]:

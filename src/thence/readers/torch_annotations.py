@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from thence.readers.source import NumberedFiles
+
 
 _MAX_NODES = 20_000_000
 _MEMORY_SNAPSHOT = {"segments", "device_traces"}
@@ -80,15 +82,9 @@ def is_annotation_name(path: str) -> bool:
     return _NAME.fullmatch(Path(path).name) is not None
 
 
-def annotation_files(folder: Path, ranks: list[int]) -> list[Path]:
+def annotation_files(folder: Path, ranks: list[int], files: NumberedFiles) -> list[Path]:
     """The annotation files of some ranks in a folder and its parent, found by their names."""
-    files = []
-    for place in (folder, folder.resolve().parent):
-        for path in sorted(place.glob("kernel_annotations_rank*")):
-            match = _NAME.fullmatch(path.name)
-            if match and int(match[1]) in ranks:
-                files.append(path)
-    return files
+    return [path for place in (folder, folder.resolve().parent) for path in files.of(place, _NAME, ranks)]
 
 
 def read_annotations(content: bytes, name: str) -> GraphLabels:
