@@ -96,7 +96,7 @@ def with_flight_records(tables: Tables, collectives: pl.DataFrame, launch: Int64
             f"flight recorders ({listed(used, _LISTED)}) give facts of {facts.height:,} of {kernels.sum():,} "
             f"collective kernels of their ranks{why}"
         )
-    return _filled(collectives, facts), notes
+    return filled(collectives, facts), notes
 
 
 def _agreed(described: Iterable[pl.DataFrame]) -> pl.DataFrame:
@@ -155,13 +155,19 @@ def _behind(records: Collection[FlightRecord]) -> list[str]:
     ]
 
 
-def _filled(collectives: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """The table with nulls filled by calls, and with rows for kernels that it did not describe."""
-    joined = collectives.join(calls, on="gpu", how="left", suffix="_call", maintain_order="left")
+def filled(collectives: pl.DataFrame, facts: pl.DataFrame) -> pl.DataFrame:
+    """A table of collectives with nulls filled by facts, and with rows for kernels that it did not describe.
+
+    Args:
+        collectives: in the columns of `COLLECTIVES`.
+        facts: gpu (row, unique) and some of these columns.
+    """
+    names = [name for name in facts.columns if name != "gpu"]
+    joined = collectives.join(facts, on="gpu", how="left", suffix="_fact", maintain_order="left")
     known = joined.with_columns(
-        pl.coalesce(pl.col(name), pl.col(f"{name}_call").cast(COLLECTIVES.schema[name])) for name in _FACTS
+        pl.coalesce(pl.col(name), pl.col(f"{name}_fact").cast(COLLECTIVES.schema[name])) for name in names
     ).select(collectives.columns)
-    new = calls.filter(~pl.col("gpu").is_in(collectives["gpu"].implode()))
+    new = facts.filter(~pl.col("gpu").is_in(collectives["gpu"].implode()))
     return pl.concat([known, COLLECTIVES.frame(new.to_dict())]).sort("gpu", maintain_order=True)
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.attribution.flight_records import filled
 from thence.model.collective_kinds import kernels_of_nccl, kind_of
 from thence.model.tables import COLLECTIVES
 from thence.model.thresholds import CLOCKS_WRONG_NS
@@ -73,7 +74,7 @@ def with_inspector_records(tables: Tables, collectives: pl.DataFrame) -> tuple[p
         f"NCCL's Inspector ({listed(used, _LISTED)}) gives facts of {facts.height:,} of {kernels:,} collective kernels "
         f"of its processes{why}"
     )
-    return _filled(collectives, facts), [note]
+    return filled(collectives, facts), [note]
 
 
 def _kernels(tables: Tables) -> pl.DataFrame:
@@ -128,13 +129,3 @@ def _agreed(found: list[pl.DataFrame]) -> pl.DataFrame:
         pl.struct(_FACTS).n_unique().alias("said"), *map(pl.first, _FACTS)
     )
     return one.filter(pl.col("said") == 1).drop("said")
-
-
-def _filled(collectives: pl.DataFrame, facts: pl.DataFrame) -> pl.DataFrame:
-    """The table with nulls filled by facts, and with rows for kernels that it did not describe."""
-    joined = collectives.join(facts, on="gpu", how="left", suffix="_said", maintain_order="left")
-    known = joined.with_columns(pl.coalesce(name, f"{name}_said").alias(name) for name in _FACTS)
-    new = facts.filter(~pl.col("gpu").is_in(collectives["gpu"].implode()))
-    return pl.concat([known.select(collectives.columns), COLLECTIVES.frame(new.to_dict())]).sort(
-        "gpu", maintain_order=True
-    )

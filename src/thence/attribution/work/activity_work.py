@@ -13,7 +13,7 @@ import polars as pl
 
 from thence.attribution.work.flop import FLOP
 from thence.attribution.work.instruction_work import instruction_work
-from thence.attribution.work.operands import arguments_of, tensors_of
+from thence.attribution.work.operands import ELEMENT_TYPES, arguments_of, tensors_of
 from thence.attribution.work.operator_calls import calls_in_graphs, calls_of_operators
 from thence.attribution.work.said import said_work
 from thence.attribution.work.traffic import traffic_of
@@ -33,17 +33,8 @@ WORK: dict[str, Any] = {
 }
 """Columns of `activity_work`: FLOP, bytes of memory traffic, the data type that it computes in, and the source of the
 FLOP, or else of the bytes; null where unknown."""
-ELEMENT_BYTES = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "int8": 1}
+_DATA_TYPE_BYTES = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "int8": 1}
 """Bytes of an element by the data type in which a kernel computes."""
-_TYPES = {
-    "float": "float32",
-    "double": "float64",
-    "c10::BFloat16": "bfloat16",
-    "c10::Half": "float16",
-    "signed char": "int8",
-    **dict.fromkeys(("c10::Float8_e4m3fn", "c10::Float8_e5m2"), "float8"),
-}
-"""Data types by the names of element types of inputs."""
 _DEVICE_COPY = "DtoD"
 _ELEMENT_SIZE = r"OpaqueType<([0-9]{1,2})u?>"
 """In names of PyTorch's kernels that move elements of any type: their bytes."""
@@ -124,7 +115,7 @@ def _shared(activities: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
 def _of_calls(activities: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """The work of calls: index, call, flop, traffic and type. Equal calls are computed once."""
     stated = pl.col("name").cast(pl.String).str.extract(_ELEMENT_SIZE).cast(pl.Int64)
-    sizes = pl.col("dtype").cast(pl.String).replace_strict(ELEMENT_BYTES, default=None, return_dtype=pl.Int64)
+    sizes = pl.col("dtype").cast(pl.String).replace_strict(_DATA_TYPE_BYTES, default=None, return_dtype=pl.Int64)
     of_kernel = activities.select("index", element_bytes=pl.coalesce(stated, sizes))
     sized = calls.join(of_kernel, on="index").with_columns(
         # of several kernels, all have the size that one of them says
@@ -143,8 +134,8 @@ def _work_of_call(name: str, inputs: str, element_bytes: int | None) -> tuple[in
     arguments = arguments_of(inputs)
     if arguments is None:
         return None, None, None
-    types = (tensor.type for argument in arguments for tensor in tensors_of(argument))
-    data_type = next((_TYPES[name] for name in types if name in _TYPES), None)
+    types = (ELEMENT_TYPES.get(tensor.type or "") for argument in arguments for tensor in tensors_of(argument))
+    data_type = next((found.data_type for found in types if found is not None and found.data_type is not None), None)
     flop = FLOP[name](arguments) if name in FLOP else None
     return flop, traffic_of(name, arguments, element_bytes), data_type
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -16,26 +16,43 @@ if TYPE_CHECKING:
 MAX_ELEMENTS = 1 << 60
 """A tensor with more elements than memory can hold bytes is a damaged record."""
 
-ELEMENT_BYTES = {
-    "bool": 1,
-    "c10::BFloat16": 2,
-    "c10::Float8_e4m3fn": 1,
-    "c10::Float8_e4m3fnuz": 1,
-    "c10::Float8_e5m2": 1,
-    "c10::Float8_e5m2fnuz": 1,
-    "c10::Float8_e8m0fnu": 1,
-    "c10::Half": 2,
-    "c10::complex<double>": 16,
-    "c10::complex<float>": 8,
-    "double": 8,
-    "float": 4,
-    "int": 4,
-    "long int": 8,
-    "short int": 2,
-    "signed char": 1,
-    "unsigned char": 1,
+
+class ElementType(NamedTuple):
+    """What is known of a type of elements.
+
+    Attributes:
+        bytes: of an element.
+        short: its short name, for names of shapes.
+        data_type: in which products of such elements are computed, of `thence.model.peaks.DTYPES`; None for others.
+        floating: whether the result of an operation with integers has this type.
+    """
+
+    bytes: int
+    short: str
+    data_type: str | None = None
+    floating: bool = False
+
+
+ELEMENT_TYPES = {
+    "bool": ElementType(1, "bool"),
+    "c10::BFloat16": ElementType(2, "bf16", "bfloat16", floating=True),
+    "c10::Float8_e4m3fn": ElementType(1, "f8e4m3fn", "float8"),
+    "c10::Float8_e4m3fnuz": ElementType(1, "f8e4m3fnuz"),
+    "c10::Float8_e5m2": ElementType(1, "f8e5m2", "float8"),
+    "c10::Float8_e5m2fnuz": ElementType(1, "f8e5m2fnuz"),
+    "c10::Float8_e8m0fnu": ElementType(1, "f8e8m0fnu"),
+    "c10::Half": ElementType(2, "f16", "float16", floating=True),
+    "c10::complex<double>": ElementType(16, "c128", floating=True),
+    "c10::complex<float>": ElementType(8, "c64", floating=True),
+    "double": ElementType(8, "f64", "float64", floating=True),
+    "float": ElementType(4, "f32", "float32", floating=True),
+    "int": ElementType(4, "i32"),
+    "long int": ElementType(8, "i64"),
+    "short int": ElementType(2, "i16"),
+    "signed char": ElementType(1, "i8", "int8"),
+    "unsigned char": ElementType(1, "u8"),
 }
-"""Bytes of an element, by the name of its type in Kineto's ``Input type`` (C++ names of torch::ScalarType)."""
+"""Types of elements by their names in Kineto's ``Input type`` (C++ names of torch::ScalarType)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +77,7 @@ class Tensor:
     @property
     def element_bytes(self) -> int | None:
         """Bytes of an element; None for unknown types."""
-        return None if self.type is None else ELEMENT_BYTES.get(self.type)
+        return ELEMENT_TYPES[self.type].bytes if self.type in ELEMENT_TYPES else None
 
     @property
     def bytes(self) -> int | None:
@@ -118,7 +135,7 @@ def _argument(dims: _Sizes, kind: str, strides: _Sizes | None, value: str) -> Ar
     if kind.startswith(_LIST):
         element = kind[len(_LIST) :].strip("<>") or None
         return tuple(Tensor(tuple(sizes), element) for sizes in dims if isinstance(sizes, list))
-    if kind in ELEMENT_BYTES or kind.startswith("c10::"):
+    if kind in ELEMENT_TYPES or kind.startswith("c10::"):
         return Tensor(_integers(dims), kind, None if strides is None else _integers(strides))
     return value or None
 

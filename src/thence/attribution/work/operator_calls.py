@@ -13,7 +13,7 @@ import polars as pl
 
 from thence.attribution.cuda_graphs.replays import in_cuda_graph
 from thence.attribution.work.flop import FLOP
-from thence.attribution.work.operands import Tensor, arguments_of, tensors_of
+from thence.attribution.work.operands import ELEMENT_TYPES, Tensor, arguments_of, tensors_of
 from thence.model.intervals import NO_ROW, chain_to
 
 if TYPE_CHECKING:
@@ -23,23 +23,7 @@ if TYPE_CHECKING:
 
 CALL = {"index": pl.UInt32(), "call": pl.UInt32(), "name": pl.String(), "inputs": pl.String()}
 """Columns of calls: row of an activity in gpu, number of the call that launched it, the operator and its inputs."""
-SHORT_TYPES = {
-    "bool": "bool",
-    "c10::BFloat16": "bf16",
-    "c10::Half": "f16",
-    "c10::complex<double>": "c128",
-    "c10::complex<float>": "c64",
-    "double": "f64",
-    "float": "f32",
-    "int": "i32",
-    "long int": "i64",
-    "short int": "i16",
-    "signed char": "i8",
-    "unsigned char": "u8",
-    **{f"c10::Float8_{kind}": f"f8{kind}" for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")},
-}
-"""Short names of element types for names of shapes."""
-_MOST_LISTED = 4
+_MAX_LISTED = 4
 """Tensors of a list that the name of a shape shows."""
 _MAX_DEPTH = 64
 """Operators with FLOP inside each other; PyTorch nests three."""
@@ -159,9 +143,13 @@ def _shape_text(name: str, inputs: str) -> str | None:
 
 def _tensors_text(argument: Argument) -> str:
     tensors = tensors_of(argument)
-    parts = [f"{SHORT_TYPES.get(t.type or '', t.type or '')}{list(t.shape)}".replace(" ", "") for t in tensors]
+    parts = [f"{_short_type(tensor.type or '')}{list(tensor.shape)}".replace(" ", "") for tensor in tensors]
     if isinstance(argument, Tensor):
         return parts[0]
-    if len(parts) > _MOST_LISTED:
-        parts = [*parts[: _MOST_LISTED - 1], f"... {len(parts) - _MOST_LISTED + 1} more"]
+    if len(parts) > _MAX_LISTED:
+        parts = [*parts[: _MAX_LISTED - 1], f"... {len(parts) - _MAX_LISTED + 1} more"]
     return f"({' '.join(parts)})" if parts else ""
+
+
+def _short_type(name: str) -> str:
+    return ELEMENT_TYPES[name].short if name in ELEMENT_TYPES else name

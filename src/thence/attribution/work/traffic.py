@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from thence.attribution.work.operands import Tensor, flag_of, integers_of, tensor_at, tensors_of
+from thence.attribution.work.operands import ELEMENT_TYPES, Tensor, flag_of, integers_of, tensor_at, tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,11 +41,8 @@ def _broadcast(tensors: Sequence[Tensor]) -> int:
 def _result_bytes(tensors: Sequence[Tensor]) -> int | None:
     """Bytes of an element of a result: tensors with dimensions decide before those without, floats before integers."""
     candidates = [tensor for tensor in tensors if tensor.shape] or list(tensors)
-    ranked = [(tensor.type in _FLOATING, size) for tensor in candidates if (size := tensor.element_bytes) is not None]
-    return max(ranked)[1] if len(ranked) == len(candidates) else None
-
-
-_FLOATING = frozenset({"float", "double", "c10::Half", "c10::BFloat16", "c10::complex<float>", "c10::complex<double>"})
+    types = [known for tensor in candidates if (known := ELEMENT_TYPES.get(tensor.type or "")) is not None]
+    return max((known.floating, known.bytes) for known in types)[1] if len(types) == len(candidates) else None
 
 
 def _pointwise(arguments: Arguments) -> int | None:
