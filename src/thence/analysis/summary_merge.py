@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from thence.model.selection import Selection
     from thence.model.tables import Meta, Table
 
-MERGED_BY = frozenset(BY) - {"hlo", "shape"}
-"""Kinds of place that can be merged. HLO instructions cannot, because their further columns are values and not sums.
-Shapes are not, because they need host rows, which are not read for one rank after the other."""
+MERGED_BY = frozenset(BY) - {"hlo"}
+"""Kinds of place that can be merged. HLO instructions cannot: their further columns are values, not sums."""
 
 _NS = Column("total_ns", pl.Int64(), "sum of durations, ns")
 _COUNT = Column("count", pl.Int64(), "device activities")

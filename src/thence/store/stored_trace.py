@@ -239,7 +239,8 @@ class StoredTrace(Trace):
 
     def roofline(self, by: By = "module", peaks: Peaks | None = None) -> Roofline:
         """As `Trace.roofline`; needs host ranges, except for XLA's programs, whose work is known from their HLO."""
-        if by == "shape" or self.whole.programs.is_empty():
+        summaries = self.store.report(self.selection.ranks)
+        if by == "shape" or (summaries and not summaries["totals"]["xla"].any()):
             self._need_host("roofline")
         return super().roofline(by, peaks)
 
