@@ -37,6 +37,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from captured_step import captured
 from command_line import documented_parser
 
 if TYPE_CHECKING:
@@ -88,20 +89,6 @@ def beside(torch: Any, side: Any, work: Step, other: Step) -> None:
     main.wait_stream(side)
 
 
-def captured(torch: Any, step: Step) -> Step:
-    """A step as a CUDA graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
-
-
 def captured_training(torch: Any) -> dict[str, Step]:
     net, side = Layers(torch), torch.cuda.Stream()
 
@@ -114,7 +101,7 @@ def captured_training(torch: Any) -> dict[str, Step]:
         beside(torch, side, net.average, net.forward_backward)
         net.update()
 
-    return {"before": captured(torch, before), "after": captured(torch, after)}
+    return {"before": captured(torch, before).replay, "after": captured(torch, after).replay}
 
 
 def unchanged(torch: Any) -> dict[str, Step]:
@@ -144,7 +131,7 @@ def captured_bandwidth(torch: Any) -> dict[str, Step]:
         beside(torch, side, one, two)
         net.update()
 
-    return {"before": captured(torch, before), "after": captured(torch, after)}
+    return {"before": captured(torch, before).replay, "after": captured(torch, after).replay}
 
 
 def eager_copy(torch: Any) -> dict[str, Step]:
@@ -244,14 +231,17 @@ class Decoder:
 
 def decode(torch: Any) -> dict[str, Step]:
     decoder, side = Decoder(torch), torch.cuda.Stream()
-    return {"before": captured(torch, lambda: decoder.step(None)), "after": captured(torch, lambda: decoder.step(side))}
+    return {
+        "before": captured(torch, lambda: decoder.step(None)).replay,
+        "after": captured(torch, lambda: decoder.step(side)).replay,
+    }
 
 
 def decode_joined(torch: Any) -> dict[str, Step]:
     decoder, side = Decoder(torch), torch.cuda.Stream()
     return {
-        "before": captured(torch, lambda: decoder.step(None)),
-        "after": captured(torch, lambda: decoder.step(side, at_once=True)),
+        "before": captured(torch, lambda: decoder.step(None)).replay,
+        "after": captured(torch, lambda: decoder.step(side, at_once=True)).replay,
     }
 
 

@@ -64,16 +64,21 @@ def gpt2_model(torch: Any, **more: Any) -> Any:
     return GPT2LMHeadModel(config).to(DEVICE, torch.bfloat16)
 
 
-def run_gpt2(torch: Any) -> Iterator[None]:
-    """Training, launched one by one."""
-    model = gpt2_model(torch)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    ids = torch.randint(0, 50000, (8, 256), device=DEVICE)
+def trained(model: Any, optimizer: Any, ids: Any) -> Iterator[None]:
+    """Steps of training on the same words."""
     while True:
         model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         yield
+
+
+def run_gpt2(torch: Any) -> Iterator[None]:
+    """Training, launched one by one."""
+    model = gpt2_model(torch)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    ids = torch.randint(0, 50000, (8, 256), device=DEVICE)
+    yield from trained(model, optimizer, ids)
 
 
 def run_large(torch: Any) -> Iterator[None]:
@@ -81,11 +86,7 @@ def run_large(torch: Any) -> Iterator[None]:
     model = gpt2_model(torch)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     ids = torch.randint(0, 50000, (16, 512), device=DEVICE)
-    while True:
-        model(input_ids=ids, labels=ids).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        yield
+    yield from trained(model, optimizer, ids)
 
 
 def run_resnet(torch: Any) -> Iterator[None]:

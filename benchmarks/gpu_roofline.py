@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import thence
+from captured_step import captured as captured_graph
 from command_line import documented_parser
 
 if TYPE_CHECKING:
@@ -126,20 +127,6 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def captured(self) -> Any:
-        """A CUDA graph of a step."""
-        torch = self.torch
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                self()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self()
-        return graph
-
 
 def traced(path: Path, step: Callable[[], Any], *, steps: int = STEPS, stacks: bool = False) -> None:
     """Some steps under torch.profiler, with shapes."""
@@ -218,7 +205,7 @@ def captured(out: Path) -> None:
             step()
     traced(out / "captured_eager", step, steps=1)
     began = time.perf_counter()
-    graph = step.captured()
+    graph = captured_graph(step.torch, step)
     print(f"captured in {time.perf_counter() - began:.2f} s", flush=True)
     traced(out / "captured", graph.replay)
     thence.save_labels(out / "saved_capture.json")
@@ -229,7 +216,7 @@ def recorded(out: Path) -> None:
     step = Training()
     step()
     with thence.record(out / "recorded", thence.RecordOptions(own=(str(Path(__file__)),))) as recording:
-        graph = step.captured()
+        graph = captured_graph(step.torch, step)
         for _ in range(STEPS):
             graph.replay()
             recording.step()
