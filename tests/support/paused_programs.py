@@ -33,9 +33,11 @@ PAUSES = {
                 FIRST * SECOND  # a C function that holds the GIL for a millisecond
     """,
     "c_without_gil": """
-        DATA = os.urandom(4 << 20)
+        DATA = os.urandom(2 << 20)
         def NAME():
-            hashlib.sha256(DATA)
+            end = time.perf_counter() + 0.006
+            while time.perf_counter() < end:  # how long a hash takes depends on the processor
+                hashlib.sha256(DATA)
     """,
     "lock": """
         LOCK, GO, HELD = threading.Lock(), threading.Semaphore(0), threading.Semaphore(0)
