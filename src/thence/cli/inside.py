@@ -140,11 +140,13 @@ def _document(summaries: Sequence[tuple[str, InsideSummary]]) -> dict[str, Any]:
 def _csv(summaries: Sequence[tuple[str, InsideSummary]]) -> None:
     import polars as pl
 
+    from thence.writers.text.csv import csv_text
+
     frames = [
         summary.rows.select(pl.lit(name).alias("input"), pl.lit(summary.kernel).alias("kernel"), pl.all())
         for name, summary in summaries
     ]
-    put(pl.concat(frames, how="diagonal").write_csv())
+    put(csv_text(pl.concat(frames, how="diagonal")))
     for _, summary in summaries:
         for text in (*summary.notes, *summary.warnings):
             say(text)

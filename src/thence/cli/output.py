@@ -167,9 +167,10 @@ class Result:
 
     def csv(self, rows: pl.DataFrame, notes: Iterable[str]) -> None:
         """Writes a table as CSV, and notes on standard error."""
+        from thence.writers.text.csv import csv_text
         from thence.writers.text.merged_sentences import merged
 
-        self.text(rows.write_csv())
+        self.text(csv_text(rows))
         for note in merged(notes):
             say(note)
 

@@ -96,7 +96,9 @@ def command(inputs: Inputs, query: str, time_limit: float, memory_limit: float, 
     if result.form == "json":
         result.json(answer)
     elif result.form == "csv":
-        result.text(flat_cells(answer).write_csv())
+        from thence.writers.text.csv import csv_text
+
+        result.text(csv_text(flat_cells(answer)))
     else:
         _show(flat_cells(answer), result)
     for line in trace.check().lines:
