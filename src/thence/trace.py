@@ -501,7 +501,13 @@ class Trace:
     def _caveats(self) -> Caveats:
         sound, meta = self._soundness, self.selected_meta
         return Caveats(
-            meta.inputs, sound.lines, tuple(sound.findings_json()), sound.work_missing, meta.notes, meta.warnings
+            inputs=meta.inputs,
+            unsound=sound.lines,
+            findings=tuple(sound.findings_json()),
+            work_missing=sound.work_missing,
+            left_out=meta.left_out,
+            notes=meta.notes,
+            warnings=meta.warnings,
         )
 
     def _answer(self, found: _Answer) -> _Answer:

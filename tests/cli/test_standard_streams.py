@@ -122,6 +122,10 @@ def test_a_character_that_the_encoding_lacks_is_one_sentence(tmp_path: Path) -> 
     done = thence("report", trace, "--format", "csv", env=ascii_only)
     assert done.returncode == 2
     assert r"ascii, cannot represent '\xf6'" in one_sentence(done.stderr)
+    # A table shows the number of the character, and bars of ASCII.
+    table = thence("report", trace, "--by", "kernel", env=ascii_only)
+    assert table.returncode == 0
+    assert re.search(r"gr\\xf6\\xdfe .*100.0 %  #+\n", table.stdout)
     # What a message lacks is shown by its number.
     missing = thence("report", tmp_path / "größe", env=ascii_only)
     assert r"gr\xf6\xdfe: no such file" in one_sentence(missing.stderr)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import click
 import pytest
 
 import thence
@@ -19,7 +20,7 @@ from helpers import DATA, FSDP, kernel, launch, output, recording, run_process, 
 from slow_kineto import SlowTrace
 from thence.cli import main, report
 from thence.cli.inputs import Inputs
-from thence.cli.verbs import VERBS
+from thence.cli.verbs import VERBS, group
 from thence.errors import ThenceError
 from thence.model.places import BY
 
@@ -228,6 +229,10 @@ def test_shell_completion_script_and_choices() -> None:
     script = run_process(_THENCE_COMPLETE="bash_source")
     assert script.returncode == 0
     assert b"complete" in script.stdout
+    # A first word that no verb begins with is completed to a file, because it may be a trace.
+    offered = [group.shell_complete(click.Context(group), word) for word in ("repo", "tra")]
+    kinds = [[(item.type, item.value) for item in items] for items in offered]
+    assert kinds == [[("plain", "report")], [("file", "tra")]]
     words = {"COMP_WORDS": "thence report --by st", "COMP_CWORD": "3"}
     done = run_process(_THENCE_COMPLETE="bash_complete", **words)
     assert {line.split(",")[1] for line in done.stdout.decode().split()} == {"stack", "step", "step-kind", "stream"}

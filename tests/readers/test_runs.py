@@ -44,7 +44,7 @@ def test_the_newest_run_of_a_jax_log_directory(tmp_path: Path) -> None:
     }
     newest = thence.open(tmp_path)
     assert newest.report().sum_ns == alone["default"].sum_ns
-    (note,) = newest.meta.notes
+    (note,) = newest.meta.left_out
     assert "holds 2 runs; only the newest, 2026_01_02_10_00_00, is read" in note
     assert "2026_01_02_09_00_00" in note
     older = thence.open(tmp_path, run="2026_01_02_09_00_00")
@@ -60,7 +60,7 @@ def test_runs_without_a_time_in_their_name_go_by_the_time_of_their_files(tmp_pat
         path = runs / name / "host.xplane.pb"
         shutil.copy(DATA / "jax" / f"streams_{source}.xplane.pb", path)
         os.utime(path, (changed, changed))
-    (note,) = thence.open(tmp_path).meta.notes
+    (note,) = thence.open(tmp_path).meta.left_out
     assert "the newest, a, is read;" in note
 
 
@@ -72,7 +72,7 @@ def test_the_newest_cycle_of_each_process(tmp_path: Path) -> None:
             trace(tmp_path / name, began, rank, 10 * cycle + rank + 1)
     newest = thence.open(tmp_path)
     assert durations(newest) == {0: 21, 1: 22}
-    (note,) = newest.meta.notes
+    (note,) = newest.meta.left_out
     assert note.startswith("left out: 4 files of earlier profiling cycles of the same processes")
     assert durations(thence.open(tmp_path, run=str(MORNING + 1))) == {1: 2}
     assert len(thence.open(tmp_path, add=True).tables.gpu) == 6
@@ -85,7 +85,7 @@ def test_a_run_that_began_anew_is_not_filled_up_with_ranks_of_the_last_one(tmp_p
         trace(tmp_path / f"again_{rank}.json", MORNING + 60 * SECOND, rank, 20 + rank)
     newest = thence.open(tmp_path)
     assert durations(newest) == {0: 20, 1: 21}
-    (note,) = newest.meta.notes
+    (note,) = newest.meta.left_out
     assert "holds several runs; only the newest, 2 of 6 files, is read; left out: " in note
     assert "first_0.json" in note
     assert "and 1 more" in note
@@ -109,7 +109,7 @@ def test_ranks_of_one_job_in_folders_are_all_read(tmp_path: Path) -> None:
         trace(tmp_path / f"rank{rank}" / "trace.json", MORNING + rank, rank, rank + 1)
     opened = thence.open(tmp_path)
     assert durations(opened) == {0: 1, 1: 2, 2: 3}
-    assert opened.meta.notes == ()
+    assert opened.meta.left_out == ()
 
 
 def test_files_that_do_not_say_their_rank_are_one_job_if_they_ran_at_one_time(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import click
 
 from thence.cli.inputs import Inputs, trace_options
 from thence.cli.output import Result, result_options
+from thence.cli.verb import VerbCommand
 
 _EXAMPLES = """\b
 Examples:
@@ -19,7 +20,7 @@ Exit code: 0 if nothing wrong was found, even if something could not be checked,
 """
 
 
-@click.command("check", epilog=_EXAMPLES)
+@click.command("check", cls=VerbCommand, epilog=_EXAMPLES)
 @trace_options()
 @result_options(without="all")
 def command(inputs: Inputs, result: Result) -> int:

@@ -6,6 +6,7 @@ import click
 
 from thence.cli.inputs import Inputs, trace_options, warm_up_option
 from thence.cli.output import Result, result_options
+from thence.cli.verb import VerbCommand
 
 _EXAMPLES = """\b
 Examples:
@@ -35,7 +36,7 @@ first calls of communicators and warm-up executions of XLA programs count, too.
 """
 
 
-@click.command("collectives", epilog=_EXAMPLES)
+@click.command("collectives", cls=VerbCommand, epilog=_EXAMPLES)
 @trace_options("rank", "device", "steps", "window", "program", "only", "hlo")
 @warm_up_option
 @result_options()

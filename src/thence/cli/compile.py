@@ -6,6 +6,7 @@ import click
 
 from thence.cli.inputs import Inputs, trace_options
 from thence.cli.output import Result, choice_option, result_options
+from thence.cli.verb import VerbCommand
 
 _EXAMPLES = """\b
 Examples:
@@ -18,7 +19,7 @@ whole. The table ends at 99 % of it; --top shows more.
 """
 
 
-@click.command("compile", epilog=_EXAMPLES)
+@click.command("compile", cls=VerbCommand, epilog=_EXAMPLES)
 @trace_options("rank")
 @choice_option("--autotuning", choices=("block", "detail"), meaning="Autotuning as one block, or phase by phase.")
 @result_options(without="as many as hold 99 % of the time")

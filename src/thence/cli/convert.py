@@ -13,6 +13,7 @@ from thence.cli.inputs import SELECTING, Inputs, trace_options
 from thence.cli.messages import put, say, wrote
 from thence.cli.output import check_output, choice_option, force_option, output_option
 from thence.cli.progress import rows_written, working
+from thence.cli.verb import VerbCommand
 from thence.errors import UsageError
 from thence.model.places import LANES
 
@@ -35,7 +36,7 @@ Examples:
 """
 
 
-@click.command("convert", epilog=_EXAMPLES)
+@click.command("convert", cls=VerbCommand, epilog=_EXAMPLES)
 @trace_options(*SELECTING, "own", "hlo")
 @output_option(
     "File ending in .pftrace, .json or .json.gz, folder ending in .parquet, or - for standard output.",

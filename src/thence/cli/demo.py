@@ -8,12 +8,13 @@ import click
 
 from thence.cli.inputs import Inputs
 from thence.cli.output import console, print_table, top_rows
+from thence.cli.verb import VerbCommand
 
 RECORDING = "torch_eager_stack_rank0.json.gz"
 """Two training steps of a small GPT on one H200, with Python stacks (torch 2.11)."""
 
 
-@click.command("demo")
+@click.command("demo", cls=VerbCommand)
 @click.option("--top", type=top_rows, default=8, show_default=True, help="Rows to show of each table.")
 def command(top: int) -> None:
     """Show a report on a recording of a small GPT that ships with thence."""

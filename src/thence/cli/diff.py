@@ -11,6 +11,7 @@ import click
 from thence.cli.inputs import SELECTING, Inputs, check_inputs, trace_options
 from thence.cli.messages import put, say, wrote
 from thence.cli.output import Result, choice_option, console, print_table, result_options
+from thence.cli.verb import VerbCommand
 from thence.errors import UsageError
 from thence.model.answer import TableView
 from thence.model.places import COMPARED
@@ -29,21 +30,15 @@ Examples:
   thence diff before.json.gz after.json.gz
   thence diff --before a1 a2 a3 --after b1 b2 b3     several runs per side: measures noise between them
   thence diff --baseline main_runs/ new1 new2 new3   every file or folder in main_runs/ is a run
-  thence diff A B --by label --by kernel --top 50
   thence diff --baseline main_runs/ new* --fail-on 'total>5%' --fail-on 'label:forward/attention>10%'
   thence diff --baseline main_runs/ new* --format markdown >> "$GITHUB_STEP_SUMMARY"
   thence diff A B -o diff.html                       one page with both sides
   thence diff A B -o diff.pftrace                    their steps below each other, for ui.perfetto.dev
 
 A run is one file or folder: all ranks of one execution of the program. Times are per step and GPU.
-Each row has the 95 % interval of its difference and a verdict: slower, faster, new, gone, same (the
-interval is within 1 % of the row, or 0.1 % of the step), or unknown, with the number of further runs
-per side that it takes. One run per side does not show how much runs differ: there, the verdict is
-unknown up to what runs of the same program are known to differ by, 9 % of the step, 13 % of busy
-time, a kernel or a place, and 55 % of idle time and exposed communication.
-
---fail-on WHAT>BOUND: total, busy, idle, communication, or a kind and a name, and a bound in %, ns,
-us, ms or s. With one run per side it needs --within-run.
+Each row has the 95 % interval of its difference and a verdict: slower, faster, new, gone, same, or
+unknown, with the number of further runs per side that would decide. One run per side does not show
+how much runs differ, so small differences are unknown there.
 
 Exit code: 0, also where the sides differ; 1 if a bound is certainly exceeded (with --strict: if it
 may be); 2 if the sides cannot be compared (--anyway does) or could not be read.
@@ -65,7 +60,7 @@ _SIDES = ("--before", "--after")
 _ENDINGS = {".json": "json", ".csv": "csv", ".md": "markdown", ".html": "html", ".pftrace": "pftrace"}
 
 
-class _SeveralEach(click.Command):
+class _SeveralEach(VerbCommand):
     """Lets ``--before`` and ``--after`` take all the inputs up to the next option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -93,51 +88,40 @@ def _one_each(arguments: Sequence[str]) -> Iterator[str]:
     "--baseline",
     metavar="DIR",
     type=click.Path(file_okay=False),
-    help="Runs of the first side: every file or folder in DIR. INPUT... are the runs of the second side.",
+    help="Runs of the first side: all in DIR. INPUT... is the second side.",
 )
 @click.option(
     "--by",
     "kinds",
     type=click.Choice(COMPARED),
     multiple=True,
-    help="Kinds of rows to show besides the whole step. Repeatable. Default: all.",
+    help="Kinds of rows besides the step. Repeatable. Default: all.",
 )
 @click.option(
     "--fail-on",
     "bounds",
     multiple=True,
     metavar="BOUND",
-    help="Exit with 1 if the change certainly exceeds this bound, such as 'total>5%'. Repeatable.",
+    help="Exit with 1 if a change certainly exceeds this: total, busy, idle, communication or KIND:NAME, then > and "
+    "a bound in %, ns, us, ms or s. Repeatable.",
 )
 @click.option("--strict", is_flag=True, help="With --fail-on: also exit with 1 if the bound may be exceeded.")
-@click.option(
-    "--within-run", is_flag=True, help="With --fail-on and one run per side: judge by the noise within the runs."
-)
+@click.option("--within-run", is_flag=True, help="With --fail-on and one run per side: use the noise within each run.")
 @click.option("--anyway", is_flag=True, help="Compare although the sides are not comparable.")
-@click.option("--each", is_flag=True, help="List every layer of a model, instead of one row for all equal layers.")
-@click.option(
-    "--depth",
-    type=click.IntRange(min=1),
-    help="Show the rows by module and label as a tree of this many levels, each with everything inside of it.",
-)
-@choice_option(
-    "--outliers", choices=("leave-out", "keep"), meaning="What to do with outlier steps, in runs of at least 8 steps."
-)
+@click.option("--each", is_flag=True, help="List every layer, not one row for equal layers.")
+@click.option("--depth", type=click.IntRange(min=1), help="Show modules and labels as a tree of this many levels.")
+@choice_option("--outliers", choices=("leave-out", "keep"), meaning="Outlier steps of runs of at least 8 steps.")
 @choice_option(
     "--idle",
     choices=("auto", "causes", "total"),
-    meaning="Whether to divide idle time by cause, which takes about 1 s per million host ranges. auto: if there are "
-    "at most 600,000.",
+    meaning="causes divides idle time by cause, 1 s per million host ranges; auto: up to a million.",
 )
 @result_options(
     _ENDINGS,
-    "File ending in .json, .csv, .md, .html or .pftrace, instead of standard output.",
+    "File ending in .json, .csv, .md, .html or .pftrace.",
     20,
     choice_option(
-        "--format",
-        "form",
-        choices=("table", "json", "csv", "markdown"),
-        meaning="markdown is for a pull request; json and csv hold every row.",
+        "--format", "form", choices=("table", "json", "csv", "markdown"), meaning="json and csv hold every row."
     ),
 )
 def command(

@@ -6,6 +6,7 @@ import click
 
 from thence.cli.messages import say
 from thence.cli.output import console, print_json, print_table
+from thence.cli.verb import VerbCommand
 
 _EXAMPLES = """\b
 Examples:
@@ -20,7 +21,7 @@ _NAMES = (
 )
 
 
-@click.command("doctor", epilog=_EXAMPLES)
+@click.command("doctor", cls=VerbCommand, epilog=_EXAMPLES)
 @click.option(
     "--need", "needed", multiple=True, type=click.Choice(_NAMES), help="Exit with 1 unless this works. Repeatable."
 )

@@ -14,6 +14,7 @@ from thence.cli.inputs import SELECTING, Inputs, trace_options
 from thence.cli.messages import put, say, wrote
 from thence.cli.output import check_output, choice_option, force_option, output_option
 from thence.cli.progress import working
+from thence.cli.verb import VerbCommand
 from thence.errors import UsageError
 from thence.model.places import FLAMES
 from thence.version import __version__
@@ -44,7 +45,7 @@ Examples:
 """
 
 
-@click.command("flame", epilog=_EXAMPLES)
+@click.command("flame", cls=VerbCommand, epilog=_EXAMPLES)
 @trace_options(*SELECTING, "own", "hlo")
 @output_option(
     ".html, .svg, .folded or .speedscope.json; - prints folded stacks.",

@@ -6,6 +6,7 @@ import click
 
 from thence.cli.inputs import Inputs, trace_options
 from thence.cli.output import Result, choice_option, result_options
+from thence.cli.verb import VerbCommand
 from thence.model.places import IDLE_BY
 
 _EXAMPLES = """\b
@@ -41,6 +42,7 @@ collectives waited for the last rank; this is busy time and in none of the rows 
 
 @click.command(
     "idle",
+    cls=VerbCommand,
     epilog=_EXAMPLES,
     context_settings={"token_normalize_func": lambda word: "source" if word == "line" else word},
 )

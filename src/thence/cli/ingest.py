@@ -11,6 +11,7 @@ import click
 from thence.cli.inputs import Inputs, trace_options
 from thence.cli.messages import put, say
 from thence.cli.output import choice_option, error_console, print_json
+from thence.cli.verb import VerbCommand
 from thence.units import format_bytes, format_count
 from thence.version import __version__
 
@@ -38,7 +39,7 @@ Examples:
 """
 
 
-@click.command("ingest", epilog=_EXAMPLES)
+@click.command("ingest", cls=VerbCommand, epilog=_EXAMPLES)
 @trace_options("own", "hlo")
 @click.option(
     "-o",

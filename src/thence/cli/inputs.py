@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from thence.cli.progress import bytes_read, working
+from thence.cli.verb import SharedOption
 from thence.credentials import without_credentials
 from thence.errors import InputError
 from thence.model.selection import SEPARATE, WARM_UP, Selection, parse_steps, parse_window
@@ -33,31 +34,57 @@ SELECTING: tuple[Option, ...] = (*("rank", "device", "steps", "window", "program
 _GLOB = "*?["
 
 _OPTIONS: dict[Option, Callable[[Any], Any]] = {
-    "rank": click.option("--rank", "ranks", type=int, multiple=True, help="Only this rank. Repeatable."),
+    "rank": click.option(
+        "--rank",
+        "ranks",
+        cls=SharedOption,
+        brief="Only this rank: --rank 0 --rank 3",
+        type=int,
+        multiple=True,
+        help="Only this rank. Repeatable.",
+    ),
     "device": click.option(
-        "--device", "devices", type=int, multiple=True, help="Only the GPU with this index. Repeatable."
+        "--device",
+        "devices",
+        cls=SharedOption,
+        brief="Only the GPU of this index: --device 1",
+        type=int,
+        multiple=True,
+        help="Only the GPU with this index. Repeatable.",
     ),
     "steps": click.option(
         "--steps",
+        cls=SharedOption,
+        brief="Only these steps: --steps 3:6, --steps typical",
         metavar="FIRST:LAST",
         help="Only work launched in these steps: 3:6 are 3, 4 and 5; typical are those without the first, warm-up and "
         "outliers.",
     ),
     "window": click.option(
         "--window",
+        cls=SharedOption,
+        brief="Only this time: --window 1.2s:1.4s, --window 300ms:",
         metavar="FROM:TO",
         help="Only work that started in this time after the first GPU activity: 1.2s:1.4s, 300ms: or :50us.",
     ),
     "program": click.option(
         "--program",
+        cls=SharedOption,
+        brief="Only this XLA program: --program jit_train_step, main",
         metavar="NAME",
         help="Only work of the XLA program of this name; main finds the programs of the steps.",
     ),
     "only": click.option(
-        "--only", metavar="REGEX", help="Only work whose name, label, module, op, HLO instruction or op_name matches."
+        "--only",
+        cls=SharedOption,
+        brief="Only work that matches: --only 'attention|mlp'",
+        metavar="REGEX",
+        help="Only work whose name, label, module, op, HLO instruction or op_name matches.",
     ),
     "warm-up": click.option(
         "--warm-up",
+        cls=SharedOption,
+        brief="Warm-up of XLA programs: --warm-up heuristic",
         type=click.Choice((SEPARATE, *WARM_UP)),
         default=SEPARATE,
         show_default=True,
@@ -66,6 +93,8 @@ _OPTIONS: dict[Option, Callable[[Any], Any]] = {
     ),
     "own": click.option(
         "--own",
+        cls=SharedOption,
+        brief="More of your own code: --own transformers --own '!tests'",
         multiple=True,
         metavar="PATTERN",
         help="Also treat this as your own code in --by source: a package (transformers), a folder or a glob; "
@@ -73,6 +102,8 @@ _OPTIONS: dict[Option, Callable[[Any], Any]] = {
     ),
     "hlo": click.option(
         "--hlo",
+        cls=SharedOption,
+        brief="HLO dumps for traces without HLO: --hlo dumps/",
         multiple=True,
         metavar="PATH",
         type=click.Path(),
@@ -83,13 +114,23 @@ _OPTIONS: dict[Option, Callable[[Any], Any]] = {
 _RUNS = (
     click.option(
         "--run",
+        cls=SharedOption,
+        brief="Of a folder with several runs: --run 2026_01_02",
         metavar="NAME",
         help="Which run of a directory that holds several: the name of a folder, or a part of file names "
         "between dots. Default: the newest.",
     ),
-    click.option("--add", is_flag=True, help="Read several files of the same rank as separate ranks."),
+    click.option(
+        "--add",
+        cls=SharedOption,
+        brief="Read several files of one rank as ranks of their own",
+        is_flag=True,
+        help="Read several files of the same rank as separate ranks.",
+    ),
     click.option(
         "--max-expansion",
+        cls=SharedOption,
+        brief="How much compressed input may grow: --max-expansion 500",
         type=click.IntRange(min=1),
         default=DEFAULT.ratio,
         show_default=True,

@@ -9,6 +9,7 @@ import click
 from thence.cli.inputs import Inputs, check_inputs
 from thence.cli.messages import put, say, wrote
 from thence.cli.output import check_output, console, force_option, format_option, output_option, print_json, print_table
+from thence.cli.verb import VerbCommand
 from thence.errors import MissingData, UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ it. Layouts: thence, mosaic, mosaic-2024 (jax before 0.8), flashinfer, flashinfe
 """
 
 
-@click.command("inside", epilog=_EXAMPLES)
+@click.command("inside", cls=VerbCommand, epilog=_EXAMPLES)
 @click.argument("buffers", nargs=-1, required=True, metavar="BUFFER...", type=click.Path())
 @output_option("Timeline: a file ending in .pftrace, .json or .json.gz, or a folder ending in .parquet.", metavar="OUT")
 @click.option(

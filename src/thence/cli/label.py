@@ -20,6 +20,7 @@ from thence.cli.output import (
     print_notes,
     print_table,
 )
+from thence.cli.verb import VerbCommand
 from thence.errors import MissingData, UsageError
 from thence.model.reasons import text_of
 
@@ -91,7 +92,7 @@ def _source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-@click.command("label", epilog=_EXAMPLES)
+@click.command("label", cls=VerbCommand, epilog=_EXAMPLES)
 @trace_options("own")
 @_source_options
 @click.option("--edges", is_flag=True, help="Also show the edges of the captured graphs, from the labels.")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from thence.cli.verb import SharedOption
 from thence.cli.verbs import commands, group
 from thence.version import __version__
 
@@ -100,7 +101,8 @@ def _verb(command: click.Command, name: str) -> Verb:
     whole = click.Context(group, info_name="thence", **group.context_settings)
     context = click.Context(command, whole, name) if name else whole
     # Newer versions of click list arguments, too, which the usage line already shows.
-    options = (p for p in command.get_params(context) if isinstance(p, click.Option))
+    options = [p for p in command.get_params(context) if isinstance(p, click.Option)]
+    options.sort(key=lambda option: isinstance(option, SharedOption))
     records = (option.get_help_record(context) for option in options)
     description = list(_blocks(command.help or ""))
     summary = description.pop(0).text

@@ -163,7 +163,8 @@ class Result:
         elif self.form == "csv":
             self.csv(answer.to_frame(), answer.all_notes())
         else:
-            self.views(answer.views(), answer.all_notes())
+            print_notes(console(), answer.caveats.left_out)
+            self.views(answer.views(), answer.all_notes()[len(answer.caveats.left_out) :])
 
     def csv(self, rows: pl.DataFrame, notes: Iterable[str]) -> None:
         """Writes a table as CSV, and notes on standard error."""

@@ -6,6 +6,7 @@ import click
 
 from thence.cli.inputs import Inputs, trace_options, warm_up_option
 from thence.cli.output import Result, result_options
+from thence.cli.verb import VerbCommand
 
 _EXAMPLES = """\b
 Examples:
@@ -16,7 +17,7 @@ Examples:
 """
 
 
-@click.command("programs", epilog=_EXAMPLES)
+@click.command("programs", cls=VerbCommand, epilog=_EXAMPLES)
 @trace_options("rank", "device", "program", "hlo")
 @warm_up_option
 @result_options(without="those of at least 1 % of the time")

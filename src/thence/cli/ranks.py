@@ -8,6 +8,7 @@ import click
 
 from thence.cli.inputs import Inputs, trace_options
 from thence.cli.output import Result, result_options
+from thence.cli.verb import VerbCommand
 from thence.errors import ThenceError
 from thence.model.answer import TableView
 from thence.units import format_ns, format_share
@@ -51,7 +52,7 @@ _CLOCKS = {
 _ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".csv": "csv"}
 
 
-@click.command("ranks", epilog=_EXAMPLES)
+@click.command("ranks", cls=VerbCommand, epilog=_EXAMPLES)
 @trace_options("rank", "device", "program", "own", "hlo")
 @click.option(
     "--what-if",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from thence.cli.messages import say
+from thence.cli.verb import VerbCommand
 from thence.errors import ThenceError
 from thence.units import format_bytes
 
@@ -28,7 +29,7 @@ _NO_PROCESS = (
 )
 
 
-@click.command("record", context_settings={"allow_interspersed_args": False})
+@click.command("record", cls=VerbCommand, context_settings={"allow_interspersed_args": False})
 @click.option(
     "-o", "--output", metavar="DIR", help="Folder to record to. Default: thence-recording, numbered if it exists."
 )

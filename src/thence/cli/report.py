@@ -10,6 +10,7 @@ import click
 from thence.cli.inputs import SELECTING, Inputs, trace_options
 from thence.cli.output import Result, console, print_command, print_table, result_options
 from thence.cli.progress import working
+from thence.cli.verb import VerbCommand
 from thence.errors import UsageError
 from thence.model.places import BY, LAYERED, STEP_KIND
 
@@ -36,7 +37,7 @@ Examples:
 _ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".csv": "csv"}
 
 
-@click.command("report", epilog=_EXAMPLES)
+@click.command("report", cls=VerbCommand, epilog=_EXAMPLES)
 @trace_options(*SELECTING, "own", "hlo")
 @click.option(
     "--by",

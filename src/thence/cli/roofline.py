@@ -9,6 +9,7 @@ import click
 from thence.cli.inputs import Inputs, trace_options
 from thence.cli.messages import put, say
 from thence.cli.output import Result, choice_option, result_options
+from thence.cli.verb import VerbCommand
 from thence.errors import UsageError
 from thence.model.peaks import DTYPES, SHORT_NAMES, Peaks
 from thence.model.places import BY
@@ -70,7 +71,7 @@ def _measure(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
     ctx.exit()
 
 
-@click.command("roofline", epilog=_EXAMPLES)
+@click.command("roofline", cls=VerbCommand, epilog=_EXAMPLES)
 @trace_options("rank", "device", "steps", "window", "only", "program", "own", "hlo")
 @choice_option("--by", choices=("module", *(by for by in BY if by != "module")), meaning="What a row of the table is.")
 @click.option("--peak", "peaks", multiple=True, metavar="TYPE=TFLOPS", help="Peak of a data type on all devices.")

@@ -9,6 +9,7 @@ import click
 from thence.cli.inputs import SELECTING, Inputs, trace_options
 from thence.cli.messages import say
 from thence.cli.output import Result, console, flat_cells, print_table, result_options
+from thence.cli.verb import VerbCommand
 from thence.errors import UsageError
 from thence.model.answer import TableView
 
@@ -51,7 +52,7 @@ def _list_tables(ctx: click.Context, _parameter: click.Parameter, asked: bool) -
     ctx.exit(0)
 
 
-@click.command("sql", epilog=_EXAMPLES)
+@click.command("sql", cls=VerbCommand, epilog=_EXAMPLES)
 @trace_options(*SELECTING, "own", "hlo")
 @click.argument("query")
 @click.option(

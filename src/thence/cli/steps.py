@@ -6,6 +6,7 @@ import click
 
 from thence.cli.inputs import Inputs, trace_options
 from thence.cli.output import Result, result_options
+from thence.cli.verb import VerbCommand
 
 _EXAMPLES = """\b
 Examples:
@@ -23,7 +24,7 @@ which. The statistics of a GPU are of its typical steps: without the first, warm
 """
 
 
-@click.command("steps", epilog=_EXAMPLES)
+@click.command("steps", cls=VerbCommand, epilog=_EXAMPLES)
 @trace_options("rank", "device", "steps", "program")
 @result_options()
 def command(inputs: Inputs, result: Result) -> None:

@@ -7,6 +7,7 @@ import click
 from thence.cli.inputs import SELECTING, Inputs, trace_options
 from thence.cli.messages import put, say
 from thence.cli.output import Result, result_options
+from thence.cli.verb import VerbCommand
 from thence.errors import UsageError
 
 _EXAMPLES = """\b
@@ -24,7 +25,7 @@ a group without kernels.
 """
 
 
-@click.command("streams", epilog=_EXAMPLES)
+@click.command("streams", cls=VerbCommand, epilog=_EXAMPLES)
 @trace_options(*SELECTING, "hlo")
 @click.option("--group", "groups", multiple=True, metavar="NAME=REGEX", help="A group of kernels of your own.")
 @click.option(

@@ -33,6 +33,7 @@ VERBS = {
     "sql": "Query the tables of a trace with SQL.",
     "doctor": "Check which features work on this machine.",
     "demo": "Show a report of a small recording in the package.",
+    "help": "Explain a verb, the selection of work, or a term.",
 }
 """Every verb, in the order of ``thence --help``, and its line of help, which fits in 80 columns.
 
@@ -42,10 +43,11 @@ The click command of a verb is ``command`` in the module ``thence.cli.<verb>``.
 
 def commands() -> tuple[click.Command, ...]:
     """The click command of every verb, in the order of `VERBS`; imports all of them."""
-    return tuple(_command(name) for name in VERBS)
+    return tuple(command_of(name) for name in VERBS)
 
 
-def _command(name: str) -> click.Command:
+def command_of(name: str) -> click.Command:
+    """The click command of one verb."""
     return cast("click.Command", importlib.import_module(f"thence.cli.{name}").command)
 
 
@@ -56,7 +58,7 @@ class _Verbs(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
-        return _command(cmd_name) if cmd_name in VERBS else None
+        return command_of(cmd_name) if cmd_name in VERBS else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         with formatter.section("Commands"):
@@ -65,7 +67,9 @@ class _Verbs(click.Group):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         names = (name for name in VERBS if name.startswith(incomplete))
         verbs = [CompletionItem(name, help=VERBS[name]) for name in names]
-        return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
+        offered = [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
+        # ``thence TRACE`` is a report: where no verb begins like the word, the shell completes files.
+        return offered or [CompletionItem(incomplete, type="file")]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -78,7 +82,7 @@ class _Verbs(click.Group):
             from thence.cli.inputs import names_inputs
 
             if names_inputs(args[0]):
-                return "report", _command("report"), args
+                return "report", command_of("report"), args
             if not args[0].startswith("-") and not ctx.resilient_parsing:
                 ctx.fail(_no_such_verb(args[0]))
         return super().resolve_command(ctx, args)

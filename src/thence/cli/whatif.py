@@ -8,6 +8,7 @@ import click
 
 from thence.cli.inputs import Inputs, trace_options
 from thence.cli.output import Result, result_options
+from thence.cli.verb import VerbCommand
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +41,7 @@ def _repeated(name: str, meaning: str, metavar: str) -> Callable[[Any], Any]:
     return click.option(f"--{name}", multiple=True, metavar=metavar, help=f"{meaning} Repeatable.")
 
 
-@click.command("whatif", epilog=_EXAMPLES)
+@click.command("whatif", cls=VerbCommand, epilog=_EXAMPLES)
 @trace_options("own", "hlo")
 @_repeated("free", "This work takes no time.", "KIND:REGEX")
 @_repeated("scale", "This work takes its time multiplied by FACTOR.", "KIND:REGEX=FACTOR")

@@ -104,6 +104,7 @@ class Caveats:
         unsound: sentences on the findings that make the trace unsound.
         findings: these findings as JSON values.
         work_missing: whether the trace lacks device work that ran; idle time is then an upper bound.
+        left_out: files of the inputs that were not read; shown above the answer.
         notes: what was done with the inputs, and what the selection left out.
         warnings: of the readers.
     """
@@ -112,6 +113,7 @@ class Caveats:
     unsound: tuple[str, ...] = ()
     findings: tuple[Mapping[str, Any], ...] = ()
     work_missing: bool = False
+    left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -154,9 +156,9 @@ class Answer:
         """
 
     def all_notes(self) -> tuple[str, ...]:
-        """All notes: what makes the trace unsound, the answer's own, those on the inputs, and warnings."""
+        """`caveats.left_out`, then what makes the trace unsound, the answer's own notes, others, and warnings."""
         caveats = self.caveats
-        return (*caveats.unsound, *self.remarks(), *caveats.notes, *caveats.warnings)
+        return (*caveats.left_out, *caveats.unsound, *self.remarks(), *caveats.notes, *caveats.warnings)
 
     def document(self) -> dict[str, Any]:
         """`to_json` with notes and findings, as ``--format json`` prints it."""

@@ -80,6 +80,7 @@ def concat(parts: Sequence[Tables]) -> Tables:
         devices=tuple(x for m in metas for x in m.devices),
         process_groups=tuple(x for m in metas for x in m.process_groups),
         warnings=(*(x for m in metas for x in m.warnings), *warnings),
+        left_out=tuple(x for m in metas for x in m.left_out),
         notes=tuple(x for m in metas for x in m.notes),
         losses=(*(x for m in metas for x in m.losses), *losses),
         ranks_stated=all(part.meta.ranks_stated for part in parts if part.ranks),

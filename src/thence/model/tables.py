@@ -458,6 +458,7 @@ class Meta:
         devices: every GPU that was used.
         process_groups: ranks of every process group that the producers described.
         warnings: what the reader had to leave out, repair or assume, one sentence each.
+        left_out: which files of the inputs were not read, such as those of older runs, one sentence each.
         notes: what was done with the inputs that is no problem, such as labels that were joined, one sentence each.
         losses: lost, damaged and repaired records, which the warnings describe to the user and `thence check` judges.
         ranks_stated: whether every input states its rank, in its content or its name; else ranks are only numbers
@@ -471,13 +472,14 @@ class Meta:
     devices: tuple[Device, ...] = ()
     process_groups: tuple[Mapping[str, Any], ...] = ()
     warnings: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     losses: tuple[Loss, ...] = ()
     ranks_stated: bool = False
 
     def __post_init__(self) -> None:
-        """Removes credentials from ``inputs``, ``warnings`` and ``notes``."""
-        for name in ("inputs", "warnings", "notes"):
+        """Removes credentials from ``inputs`` and all sentences."""
+        for name in ("inputs", "warnings", "left_out", "notes"):
             shown = tuple(map(without_credentials, getattr(self, name)))
             object.__setattr__(self, name, shown)
 

@@ -211,8 +211,8 @@ def read(
         raise InputError(", ".join(names), f"holds no trace; expected one of: {_expected()}")
     parts, more_notes = one_job(parts, add=add)
     tables = concat([part.tables for part in parts])
-    meta = tables.meta
-    tables = dataclasses.replace(tables, meta=dataclasses.replace(meta, notes=(*meta.notes, *notes, *more_notes)))
+    meta = dataclasses.replace(tables.meta, left_out=(*notes, *more_notes))
+    tables = dataclasses.replace(tables, meta=meta)
     warnings = [*(f"{name}: not a trace, skipped" for name in skipped), *damaged]
     return graph_labels.with_labels_beside(tables.with_warnings(warnings), expansion)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import polars as pl
 
 from diff_runs import simulated
 from thence.analysis.diff.answer import Diff, compare
@@ -73,3 +74,15 @@ def test_rows_read_as_differences() -> None:
     assert re.fullmatch(r"\+\d+\.\d us \(\+\d\d\.\d %\)", label["change"])
     assert re.fullmatch(r"\+\d\d\.\d to \+\d\d\.\d %", label["interval"])
     assert label["verdict"] == "slower"
+
+
+def test_an_interval_below_minus_all_of_the_time_is_not_known() -> None:
+    generator = np.random.default_rng(3)
+    # Two runs a side that differ by a factor of three: Student's t with two degrees of freedom spans several steps.
+    sides = [[simulated(generator, {"x": 1e6 * factor}) for factor in (1, 3)] for _ in range(2)]
+    diff = compare(*sides)
+    label = shown_rows(diff).filter(pl.col("by") == "label").row(0, named=True)
+    assert label["low_ns"] < -label["before_ns"]
+    assert label["interval"] == "not known"
+    assert "vary by more than the step itself" in diff.explanation[0]
+    assert "not even with 1,000 runs per side" in diff.explanation[0]

@@ -110,6 +110,8 @@ def _head(total: Mapping[str, Any], known_share: float | None) -> str:
         beyond = total["verdict"] in _TOLD
         than = f", more than the {percent} by which runs of one program differ" if beyond else ""
         return f"one run per side: {times} ({change}{than})"
+    if total["low_share"] < -1:
+        return f"{times} ({change}, interval unknown: the runs of a side vary by more than the step itself)"
     low, high = (f"{100 * total[key]:+.1f}" for key in ("low_share", "high_share"))
     return f"{times} ({change}, 95 % interval {low} to {high} %)"
 

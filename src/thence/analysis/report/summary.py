@@ -246,7 +246,7 @@ class Summary(Answer):
     def all_notes(self) -> tuple[str, ...]:
         """`remarks`, then what makes the trace unsound, notes and warnings."""
         warnings = (f"warning: {text}" for text in self.meta.warnings)
-        return (*self.remarks(), *self.soundness.lines, *self.notes, *warnings)
+        return (*self.meta.left_out, *self.remarks(), *self.soundness.lines, *self.notes, *warnings)
 
     def document(self) -> dict[str, Any]:
         """`to_json`; notes and findings are in it."""
@@ -294,7 +294,7 @@ class Summary(Answer):
             "folded": None if self.folded is None else self.folded.to_dicts(),
             "overlapped_ns": self.overlapped_ns,
             "idle_inside_programs_ns": self.idle_inside_ns,
-            "notes": list(self.notes),
+            "notes": [*self.meta.left_out, *self.notes],
             "warnings": list(self.meta.warnings),
             "soundness": self.soundness.findings_json(),
         }

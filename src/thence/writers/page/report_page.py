@@ -90,7 +90,7 @@ def _inputs(page: Page) -> str:
 
 def _body(page: Page, sections: Iterable[Section]) -> str:
     content = "".join(section.to_html() for section in sections)
-    return f"{_header(page)}<main>{_unsound(page)}{_strip(page)}{content}</main>"
+    return f"{_header(page)}<main>{_left_out(page)}{_unsound(page)}{_strip(page)}{content}</main>"
 
 
 def _header(page: Page) -> str:
@@ -111,6 +111,12 @@ def _header(page: Page) -> str:
         f'<p class="facts">{facts_html}</p></div><div class="tools"><button id="theme" type="button">Dark</button>'
         '<button id="print" type="button">Print</button></div></header>'
     )
+
+
+def _left_out(page: Page) -> str:
+    """Which files of the inputs were not read; empty if all were."""
+    left_out = page.summary.meta.left_out
+    return notes(merged(left_out), "warnings") if left_out else ""
 
 
 def _unsound(page: Page) -> str:
@@ -458,7 +464,7 @@ def _attribution(page: Page) -> Section:
     warned = f"<h3>Warnings</h3>{listed}"
     missing = notes(_missing(page))
     absent = f"<h3>Not in this trace</h3>{missing}" if missing else ""
-    html += notes(merged(summary.notes)) + warned + absent
+    html += notes(merged((*summary.meta.left_out, *summary.notes))) + warned + absent
     return Section("attribution", "Attribution and warnings", html)
 
 

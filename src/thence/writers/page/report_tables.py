@@ -9,6 +9,7 @@ import polars as pl
 
 from thence.analysis.report.summary import IDLE_INSIDE, OVERLAPPED
 from thence.model.kernel_names import clip
+from thence.model.words import WORDS
 from thence.units import format_count, format_ns, format_share
 from thence.writers.text.printable import printable
 
@@ -157,10 +158,16 @@ def frame_data(frame: pl.DataFrame, fields: Sequence[Field], note: str = "") -> 
     if hidden:
         notes.append(f"{format_count(hidden)} more rows are not in this page")
     return {
-        "columns": [{"title": f.title, "kind": f.kind, "bar": f.bar} for f in fields],
+        "columns": [_column(f) for f in fields],
         "rows": [list(row) for row in zip(*(_values(shown[f.column], f.kind) for f in fields), strict=True)],
         "note": "; ".join(notes),
     }
+
+
+def _column(field: Field) -> dict[str, Any]:
+    """A column's heading, and what its word means, if `WORDS` explains it: the page shows that on hover."""
+    explained = {"meaning": WORDS[field.title]} if field.title in WORDS else {}
+    return {"title": field.title, "kind": field.kind, "bar": field.bar} | explained
 
 
 def summary_data(summary: Summary) -> dict[str, Any]:

@@ -65,10 +65,12 @@ def _change(row: Mapping[str, Any]) -> str:
 
 
 def _interval(row: Mapping[str, Any]) -> str:
-    if row["low_ns"] is None:
+    # A time cannot fall by more than all of it: where nothing is decided, such an interval says only that the runs vary
+    # too much.
+    if row["low_ns"] is None or (row["verdict"] == "unknown" and row["low_ns"] < -row["before_ns"]):
         return "not known"
     if row["before_ns"] and row["verdict"] != "gone":
-        low, high = (row[key] / row["before_ns"] for key in ("low_ns", "high_ns"))
+        low, high = (max(row[key] / row["before_ns"], -1.0) for key in ("low_ns", "high_ns"))
         if max(abs(low), abs(high)) < _MOST_SHARE:
             return f"{100 * low:+.1f} to {100 * high:+.1f} %"
     return f"{signed_ns(row['low_ns'])} to {signed_ns(row['high_ns'])}"

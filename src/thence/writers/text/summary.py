@@ -67,6 +67,7 @@ def title(summary: Summary, whole: Totals | None = None) -> RenderableType:
     where = f"{several(totals.ranks, 'rank')}, {several(totals.devices, 'GPU')}{_models(summary.meta.devices)}"
     return Group(
         Text.assemble((printable(text), "bold"), (f"   {formats}", "dim"), overflow="fold"),
+        *(Text(printable(text), "yellow") for text in summary.meta.left_out),
         *([Text(printable(f"selected: {summary.selection}"), "yellow")] if summary.selection and whole is None else []),
         Text(f"{where}, {several(totals.streams, 'stream')}"),
     )

@@ -30,6 +30,7 @@ function table(place, content, title) {
     const th = element("th", undefined, classes[c] === "bar" ? "" : classes[c]), button = element("button", column.title, "sort");
     th.scope = "col";
     button.type = "button";
+    if (column.meaning) button.title = column.meaning;
     button.addEventListener("click", () => sortBy(c, th));
     th.append(button);
     head.append(th);
