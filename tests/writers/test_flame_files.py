@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gzip
 import json
 import re
 from html.parser import HTMLParser
@@ -11,16 +13,19 @@ from xml.etree import ElementTree as ET
 
 import polars as pl
 import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from helpers import FSDP, STACK, run_thence, shared
 from thence.analysis.flame.answer import Flame, Split
 from thence.analysis.flame.prefix_tree import PHASE_SUMS, Groups, build_tree
 from thence.cli import main
 from thence.cli.flame import command
+from thence.cli.verbs import group as main_group
 from thence.model.places import FLAMES
 from thence.model.tables import Meta
 from thence.writers.flame.chart import IMAGE_WIDTH, flame_chart
 from thence.writers.flame.folded import folded_lines
+from thence.writers.flame.pprof import pprof_file
 from thence.writers.flame.speedscope import speedscope_document
 from thence.writers.page.flame_page import flame_html
 
@@ -290,3 +295,76 @@ def test_a_folded_file_is_not_many_times_what_its_names_are(monkeypatch: pytest.
     assert sum(found.values()) == graph.total_ns
     assert len(found) == 3000
     assert {len(path) for path in found} == {101}
+
+
+PROFILE = {
+    "ValueType": {"type": (1, "int64", 1), "unit": (2, "int64", 1)},
+    "Sample": {"location_id": (1, "uint64", 3), "value": (2, "int64", 3)},
+    "Line": {"function_id": (1, "uint64", 1), "line": (2, "int64", 1)},
+    "Location": {"id": (1, "uint64", 1), "line": (4, "Line", 3)},
+    "Function": {"id": (1, "uint64", 1), "name": (2, "int64", 1), "filename": (4, "int64", 1)},
+    "Profile": {
+        "sample_type": (1, "ValueType", 3),
+        "sample": (2, "Sample", 3),
+        "location": (4, "Location", 3),
+        "function": (5, "Function", 3),
+        "string_table": (6, "string", 3),
+        "duration_nanos": (10, "int64", 1),
+        "comment": (13, "int64", 3),
+    },
+}
+"""Fields of github.com/google/pprof's profile.proto: number, type, and 3 where they repeat."""
+
+
+def profile(content: bytes) -> Any:
+    """A pprof file as Google's protobuf reads it."""
+    kinds = {"int64": 3, "uint64": 4, "string": 9}
+    file = descriptor_pb2.FileDescriptorProto(name="profile_of_tests.proto", package="tests", syntax="proto3")
+    for message, fields in PROFILE.items():
+        described = file.message_type.add(name=message)
+        for name, (number, kind, label) in fields.items():
+            of_message = {} if kind in kinds else {"type_name": f".tests.{kind}"}
+            described.field.add(name=name, number=number, label=label, type=kinds.get(kind, 11), **of_message)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    kind = message_factory.GetMessageClass(pool.FindMessageTypeByName("tests.Profile"))
+    return kind.FromString(gzip.decompress(content))
+
+
+def test_pprof_has_the_stacks_with_files_and_lines() -> None:
+    stacks = [
+        (("train.py:45 step", "model.py:27 Block.forward", "gemm<1>"), 70),
+        (("train.py:45 step", "torch/nn/linear.py(130): forward"), 25),
+        (("train.py:45 step",), 5),
+        ((HOSTILE[0], "two\nlines 12"), 1),
+    ]
+    flame = dataclasses.replace(made(stacks), by="stack")
+    read = profile(pprof_file(flame))
+    texts, functions = read.string_table, {f.id: f for f in read.function}
+    assert texts[0] == ""
+    places = {
+        location.id: (
+            texts[functions[line.function_id].filename], line.line, texts[functions[line.function_id].name]
+        )
+        for location in read.location for line in location.line
+    }  # fmt: skip
+    step = ("train.py", 45, "step")
+    assert {tuple(places[i] for i in s.location_id): list(s.value) for s in read.sample} == {
+        (("", 0, "gemm<1>"), ("model.py", 27, "Block.forward"), step): [70],
+        (("torch/nn/linear.py", 130, "forward"), step): [25],
+        (step,): [5],
+        (("", 0, "two\ufffdlines 12"), ("", 0, HOSTILE[0])): [1],
+    }
+    assert [(texts[t.type], texts[t.unit]) for t in read.sample_type] == [("gpu_time", "nanoseconds")]
+    assert read.duration_nanos == flame.span_ns
+    assert pprof_file(flame) == pprof_file(flame)
+
+
+def test_pprof_of_a_recording_adds_up_to_its_gpu_time(tmp_path: Path) -> None:
+    events = json.loads(gzip.decompress(STACK.read_bytes()))["traceEvents"]
+    work = ("kernel", "gpu_memcpy", "gpu_memset")
+    total = sum(round(1000 * event["dur"]) for event in events if event.get("cat") in work)
+    for by in ("stack", "source", "module"):
+        out = tmp_path / f"{by}.pb.gz"
+        main_group(["flame", str(STACK), "--by", by, "--idle", "exclude", "-o", str(out)], standalone_mode=False)
+        assert sum(sample.value[0] for sample in profile(out.read_bytes()).sample) == total

@@ -31,6 +31,7 @@ _FORMATS = {
     ".folded": "folded",
     ".collapsed": "folded",
     ".svg": "svg",
+    ".pb.gz": "pprof",
 }
 _EXAMPLES = """\b
 Examples:
@@ -40,6 +41,7 @@ Examples:
   thence flame trace.json.gz --by module --fold -o layers.html   all layers of a model as one frame
   thence flame trace.json.gz --by ops -o ops.speedscope.json
   thence flame trace.json.gz --weight headroom -o headroom.html
+  thence flame trace.json.gz --by stack -o gpu.pb.gz          go tool pprof -http : gpu.pb.gz
   thence flame trace.json.gz -o flame.svg                     an image for a document or notebook
   thence flame trace.json.gz -o - | inferno-flamegraph > interactive.svg
 """
@@ -48,7 +50,7 @@ Examples:
 @click.command("flame", cls=VerbCommand, epilog=_EXAMPLES)
 @trace_options(*SELECTING, "own", "hlo")
 @output_option(
-    ".html, .svg, .folded or .speedscope.json; - prints folded stacks.",
+    ".html, .svg, .folded, .speedscope.json or .pb.gz (pprof); - prints folded stacks.",
     required=True,
     type=click.Path(allow_dash=True, dir_okay=False),
 )
@@ -81,15 +83,18 @@ Examples:
 )
 @force_option
 def command(inputs: Inputs, output: str, force: bool, **options: Any) -> None:  # noqa: FBT001 - a click flag
-    """GPU time as a flame graph: a page, folded stacks or speedscope."""
+    """GPU time as a flame graph: a page, an image, folded stacks, speedscope or pprof."""
     form = _format(output)
     if output != "-":
         check_output(output, force=force)
     trace = inputs.open()
     with working("building the flame graph"):
         flame = trace.flame(**options)
-    with _open_output(output) as stream:
-        _write(flame, form, stream)
+    if form == "pprof":
+        _write_pprof(flame, Path(output))
+    else:
+        with _open_output(output) as stream:
+            _write(flame, form, stream)
     for note in flame.notes:
         say(note)
     if output != "-":
@@ -125,6 +130,17 @@ def _write(flame: Flame, form: str, stream: TextIO) -> None:
 
         document = speedscope_document(flame, f"thence {__version__}")
         stream.write(json.dumps(document, separators=(",", ":")))  # json.dump is ten times slower
+
+
+def _write_pprof(flame: Flame, target: Path) -> None:
+    from thence.atomic_files import atomic_write, not_written
+    from thence.writers.flame.pprof import pprof_file
+
+    content = pprof_file(flame)
+    try:
+        atomic_write(target, content)
+    except OSError as error:
+        raise UsageError(not_written(target, error)) from error
 
 
 @contextmanager

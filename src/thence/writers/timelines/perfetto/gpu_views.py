@@ -16,18 +16,8 @@ import numpy as np
 import polars as pl
 
 from thence.model.kernel_names import short_names
-from thence.writers.timelines.perfetto.packets import (
-    VARINT,
-    bytes_field,
-    constant,
-    delimited,
-    field_tag,
-    joined,
-    only_where,
-    text_field,
-    uint_field,
-    varint_column,
-)
+from thence.writers.timelines.perfetto.packets import constant, delimited, joined, only_where, varint_column
+from thence.writers.wire_format import VARINT, bytes_field, field_tag, text_field, uint_field
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

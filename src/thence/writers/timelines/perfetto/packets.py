@@ -18,51 +18,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.writers.wire_format import BYTES, FIXED64, VARINT, bytes_field, field_tag, text_field, uint_field
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from thence.analysis.timelines.track_packing import Steps
     from thence.model.arrays import Array, Int64, Mask, UInt8
 
-VARINT, FIXED64, _BYTES = 0, 1, 2
-"""Wire types."""
 _CHUNK_ROWS = 8192
 """Rows encoded at a time, so few that their data stays in the CPU caches."""
 _TRACK_EVENT = 11
 _ANNOTATION, _ARRAY_VALUE = 4, 12
 _UINT_VALUE, _INT_VALUE, _DOUBLE_VALUE, _TEXT_NUMBER = 3, 4, 5, 17
 _FIELD_OF_TYPE = {"uint": _UINT_VALUE, "int": _INT_VALUE, "text": _TEXT_NUMBER}
-
-
-def varint(value: int) -> bytes:
-    """A number as a varint: seven bits per byte, lowest first; negative numbers in 64-bit two's complement."""
-    value &= (1 << 64) - 1
-    result = bytearray()
-    while value > 0x7F:
-        result.append(value & 0x7F | 0x80)
-        value >>= 7
-    result.append(value)
-    return bytes(result)
-
-
-def field_tag(number: int, wire_type: int) -> bytes:
-    """The tag in front of a value: the field's number and the wire type."""
-    return varint(number << 3 | wire_type)
-
-
-def uint_field(number: int, value: int) -> bytes:
-    """A field with a number, a truth value or an enum."""
-    return field_tag(number, VARINT) + varint(value)
-
-
-def bytes_field(number: int, content: bytes) -> bytes:
-    """A field with bytes or a message."""
-    return field_tag(number, _BYTES) + varint(len(content)) + content
-
-
-def text_field(number: int, text: str) -> bytes:
-    """A field with text. Lone surrogates, which UTF-8 cannot hold, become question marks."""
-    return bytes_field(number, text.encode("utf-8", "replace"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +115,7 @@ def sizes(parts: Iterable[Part]) -> Int64:
 def delimited(number: int, parts: Sequence[Part]) -> list[Part]:
     """The parts as a message in a field: with the tag and the length in front."""
     length = sizes(parts)
-    return [constant(field_tag(number, _BYTES), len(length)), varint_column(length), *parts]
+    return [constant(field_tag(number, BYTES), len(length)), varint_column(length), *parts]
 
 
 def joined(parts: Sequence[Part]) -> UInt8:

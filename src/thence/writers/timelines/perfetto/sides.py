@@ -13,16 +13,9 @@ from thence.analysis.timelines.track_packing import nested_sequence, split_lanes
 from thence.atomic_files import atomic_open, not_written
 from thence.errors import ThenceError
 from thence.writers.timelines.perfetto.arguments import columns_as_arguments
-from thence.writers.timelines.perfetto.packets import (
-    Interned,
-    Slices,
-    bytes_field,
-    packet,
-    slice_packets,
-    text_field,
-    uint_field,
-)
+from thence.writers.timelines.perfetto.packets import Interned, Slices, packet, slice_packets
 from thence.writers.timelines.perfetto.tracks import Process, Tracks
+from thence.writers.wire_format import bytes_field, text_field, uint_field
 
 if TYPE_CHECKING:
     import os

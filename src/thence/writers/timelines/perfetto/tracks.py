@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from thence.writers.timelines.perfetto.packets import bytes_field, text_field, uint_field
+from thence.writers.wire_format import bytes_field, text_field, uint_field
 
 _EXPLICIT_CHILDREN = 3
 _MERGE_BY_KEY = 3

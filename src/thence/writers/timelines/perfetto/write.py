@@ -12,14 +12,8 @@ from typing import IO, TYPE_CHECKING
 
 from thence.writers.timelines.perfetto.gpu_views import gpu_views
 from thence.writers.timelines.perfetto.layout import layout
-from thence.writers.timelines.perfetto.packets import (
-    bytes_field,
-    counter_packets,
-    packet,
-    slice_packets,
-    text_field,
-    uint_field,
-)
+from thence.writers.timelines.perfetto.packets import counter_packets, packet, slice_packets
+from thence.writers.wire_format import bytes_field, text_field, uint_field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
