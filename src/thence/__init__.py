@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from thence.capture.marks import mark as mark
     from thence.capture.marks import save_labels as save_labels
     from thence.capture.recorder.options import RecordOptions as RecordOptions
+    from thence.capture.recorder.options import Sampling as Sampling
     from thence.capture.recorder.options import Schedule as Schedule
     from thence.capture.session.record import record as record
     from thence.opening import open_trace as open
@@ -50,6 +51,7 @@ __all__ = [
     "MissingData",
     "MissingRequirement",
     "RecordOptions",
+    "Sampling",
     "Schedule",
     "Summary",
     "ThenceError",
@@ -73,6 +75,7 @@ would then shadow the frameworks of the same names."""
 
 _LATER = {
     "RecordOptions": ("thence.capture.recorder.options", "RecordOptions"),
+    "Sampling": ("thence.capture.recorder.options", "Sampling"),
     "Schedule": ("thence.capture.recorder.options", "Schedule"),
     "Summary": ("thence.analysis.report.summary", "Summary"),
     "Trace": ("thence.trace", "Trace"),

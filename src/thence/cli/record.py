@@ -3,30 +3,70 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import shlex
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from thence.cli.messages import say
 from thence.cli.verb import VerbCommand
-from thence.errors import ThenceError
+from thence.errors import ThenceError, UsageError
 from thence.units import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from thence.capture.launcher.content import Content
+    from thence.capture.recorder.options import Sampling
 
 _INCOMPLETE = 2
 """Exit code with ``--strict``."""
+_SAMPLING = ("every", "steps", "ring", "budget")
 _NO_PROCESS = (
     "no Python process of the command began to record. Either none used a GPU, or Python was started with -I, -E or "
     "-S or without the environment variables PYTHONPATH and THENCE_RECORD, or those that did were forked after their "
     "parent had imported what uses the GPU (gunicorn --preload), or a message above says why. thence doctor shows what "
     "works here"
 )
+
+
+def _sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--always`` and the options that need it, as one parameter ``sampling``."""
+
+    @functools.wraps(command)
+    def called(*, always: bool, **given: Any) -> Any:
+        from thence.capture.recorder.options import Sampling
+
+        stated = {name: value for name in _SAMPLING if (value := given.pop(name)) is not None}
+        if stated and not always:
+            raise UsageError(f"--{next(iter(stated))} needs --always")
+        if "budget" in stated:
+            stated["budget"] /= 100
+        return command(sampling=Sampling(**stated) if always else None, **given)
+
+    wrapped: Callable[..., Any] = called
+    number = click.IntRange(min=1)
+    for option in (
+        click.option(
+            "--budget",
+            type=click.FloatRange(min=0, max=99),
+            metavar="PERCENT",
+            help="With --always: what it may cost by its own measurement (1); 0 keeps --every as it is.",
+        ),
+        click.option("--ring", type=number, metavar="WINDOWS", help="With --always: windows that stay on disk (20)."),
+        click.option("--steps", type=number, metavar="STEPS", help="With --always: steps of a window (1)."),
+        click.option(
+            "--every", type=number, metavar="STEPS", help="With --always: one window in so many steps, or more (50)."
+        ),
+        click.option(
+            "--always", is_flag=True, help="Record windows of few steps, far apart, as long as the program runs."
+        ),
+    ):
+        wrapped = option(wrapped)
+    return wrapped
 
 
 @click.command("record", cls=VerbCommand, context_settings={"allow_interspersed_args": False})
@@ -70,6 +110,7 @@ _NO_PROCESS = (
     is_flag=True,
     help="Record every step. By default some are left out, at most a tenth of them, to measure what recording costs.",
 )
+@_sampling_options
 @click.option(
     "--strict", is_flag=True, help="Exit with code 2 if the command succeeds but its recording is empty or incomplete."
 )
@@ -83,6 +124,7 @@ def command(
     own: tuple[str, ...],
     flush: float,
     program: tuple[str, ...],
+    sampling: Sampling | None,
     *,
     no_baseline: bool,
     strict: bool,
@@ -97,6 +139,8 @@ def command(
         thence record -o run1 -- torchrun --nproc-per-node 8 train.py
 
         thence record --own transformers -- python finetune.py
+
+        thence record --always --every 100 -o run2 -- python train.py
     """
     from thence.capture.launcher.content import content
     from thence.capture.launcher.launch import claimed_directory, run
@@ -111,6 +155,7 @@ def command(
         samples="samples" not in left_out,
         own=own,
         baseline=not no_baseline,
+        sampling=sampling,
         overhead="overhead" in added,
         flush_seconds=flush,
     )

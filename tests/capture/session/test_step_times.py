@@ -16,11 +16,14 @@ import thence
 from recorder_programs import Copies, description, program
 from stores import stored
 from thence.capture.boundaries.probe import choose_probe
-from thence.capture.session.step_times import StepTimes, plain_windows
+from thence.capture.session.step_plans import AllButWindows, ScheduledSteps, plain_windows
+from thence.capture.session.step_times import StepTimes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
+
+    from thence.capture.session.step_plans import StepPlan
 
 needs_monitoring = pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12")
 STEPS = 90
@@ -160,21 +163,30 @@ def copies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copies]:
         yield programs
 
 
-def labelled(copies: Copies, source: str, folder: Path, *, baseline: bool, tells: bool) -> pl.DataFrame:
+WAYS = {
+    "all": ("baseline=False", 0),
+    "baseline": ("baseline=True", 1),
+    "sampling": ("sampling=thence.Sampling(every=10, ring=50, budget=0, slow_steps=False)", 9),
+}
+"""Options of a recording of 90 steps, and how often it is detached."""
+
+
+def labelled(copies: Copies, source: str, folder: Path, way: str, *, tells: bool) -> pl.DataFrame:
     """The activities of a program that launches kernels named by their steps, with their places."""
+    option, detachments = WAYS[way]
     script = folder / "train.py"
     script.write_text(_FUNCTION + source)
-    out = folder / f"baseline_{baseline}"
+    out = folder / way
     body = f"""
     import runpy
-    recording = thence.record(OUT, thence.RecordOptions(own=("!fake_cupti",), baseline={baseline}))
+    recording = thence.record(OUT, thence.RecordOptions(own=("!fake_cupti",), {option}))
     given = {{"launch": launch, "STEPS": {STEPS}, "TELLS": {tells}, "recording": recording}}
     recording.start()
     runpy.run_path({str(script)!r}, init_globals=given)
     recording.stop()
     """
     copies.program(body, out)
-    assert description(out)["detachments"] == int(baseline)
+    assert description(out)["detachments"] == detachments
     activities = thence.open(out).activities
     return activities.select(pl.col("name", "module", "source", "stack", "phase").cast(pl.String))
 
@@ -186,16 +198,18 @@ def labelled(copies: Copies, source: str, folder: Path, *, baseline: bool, tells
 def test_kernels_after_steps_that_were_not_recorded_have_the_places_of_a_full_recording(
     tmp_path: Path, copies: Copies, kind: str, *, tells: bool
 ) -> None:
-    full = labelled(copies, PROGRAMS[kind], tmp_path, baseline=False, tells=tells)
-    found = labelled(copies, PROGRAMS[kind], tmp_path, baseline=True, tells=tells)
+    full = labelled(copies, PROGRAMS[kind], tmp_path, "all", tells=tells)
+    found = labelled(copies, PROGRAMS[kind], tmp_path, "baseline", tells=tells)
     assert full["module"].null_count() < full.height
     step = pl.col("name").str.extract(r"_(\d+)").cast(pl.Int64)
     left_out = sorted(set(full.select(step).to_series()) - set(found.select(step).to_series()))
     # A step that hooks find begins where the optimizer has stepped, or the model is called: some kernels between two
     # steps belong to the step before. So the numbers may differ by one.
     assert left_out in ([*UNRECORDED], [number + 1 for number in UNRECORDED])
-    kept = full.join(found.select("name"), on="name", how="semi")
-    assert kept.sort("name").equals(found.sort("name"))
+    for recorded in (found, labelled(copies, PROGRAMS[kind], tmp_path, "sampling", tells=tells)):
+        kept = full.join(recorded.select("name"), on="name", how="semi")
+        assert kept.height > 20
+        assert kept.sort("name").equals(recorded.sort("name"))
 
 
 class Switches:
@@ -218,10 +232,9 @@ class Switches:
         self.calls.append("resume")
 
 
-def unrecorded(steps: int, switches: Switches, **more: bool) -> list[int]:
+def unrecorded(steps: int, switches: Switches, plan: StepPlan | None = None) -> list[int]:
     """The numbers of the steps that are not recorded."""
-    given = {"baseline": True, **more}
-    noted = StepTimes(switches, None, **given)
+    noted = StepTimes(switches, AllButWindows() if plan is None else plan)
     return [number for number in range(steps) if not noted.begins(None)]
 
 
@@ -238,7 +251,7 @@ def test_at_no_time_more_than_a_tenth_of_the_steps_and_none_of_the_first_twenty_
 
 
 def test_windows_are_the_same_on_all_ranks_however_long_their_steps_take() -> None:
-    slow = StepTimes(Switches(), None, baseline=True)
+    slow = StepTimes(Switches(), AllButWindows())
     numbers = []
     for number in range(100):
         if number % 10 == 0:
@@ -250,13 +263,13 @@ def test_windows_are_the_same_on_all_ranks_however_long_their_steps_take() -> No
 
 def test_without_baseline_every_step_is_recorded() -> None:
     switches = Switches()
-    assert unrecorded(500, switches, baseline=False) == []
+    assert unrecorded(500, switches, ScheduledSteps(None)) == []
     assert switches.calls == []
 
 
 def test_no_step_is_left_out_where_cupti_cannot_be_detached() -> None:
     switches = Switches(attached="several threads launch")
-    noted = StepTimes(switches, None, baseline=True)
+    noted = StepTimes(switches, AllButWindows())
     assert all(noted.begins(None) for _ in range(200))
     assert switches.calls == []
     assert noted.trouble == "several threads launch"
@@ -264,7 +277,7 @@ def test_no_step_is_left_out_where_cupti_cannot_be_detached() -> None:
 
 def test_a_pause_that_does_not_make_steps_plain_ends_at_once() -> None:
     switches = Switches(plain=False)
-    noted = StepTimes(switches, None, baseline=True)
+    noted = StepTimes(switches, AllButWindows())
     assert all(noted.begins(None) for _ in range(100))
     assert set(zip(switches.calls[::2], switches.calls[1::2], strict=True)) == {("pause", "resume")}
     assert noted.trouble is not None
@@ -280,19 +293,19 @@ def test_rows_are_taken_while_a_pause_waits_for_the_thread_that_takes_them() -> 
             other.join(5)
             return not other.is_alive()
 
-    noted = StepTimes(Waiting(), None, baseline=True)
+    noted = StepTimes(Waiting(), AllButWindows())
     assert [noted.begins(None) for _ in range(64)][-1] is False
     assert taken == [63]
 
 
 def test_a_schedule_of_the_program_wins() -> None:
-    noted = StepTimes(Switches(), thence.Schedule(wait=2, active=2), baseline=True)
+    noted = StepTimes(Switches(), ScheduledSteps(thence.Schedule(wait=2, active=2)))
     found = [noted.begins(None) for _ in range(200)]
     assert found == [number % 4 >= 2 for number in range(200)]
 
 
 def test_the_first_step_after_a_switch_does_not_count() -> None:
-    noted = StepTimes(Switches(), None, baseline=True)
+    noted = StepTimes(Switches(), AllButWindows())
     for _ in range(81):
         noted.begins(None)
     rows = pl.DataFrame(noted.take())
@@ -304,7 +317,7 @@ def test_the_first_step_after_a_switch_does_not_count() -> None:
 
 
 def test_steps_of_another_kind_are_counted_anew() -> None:
-    noted = StepTimes(Switches(), None, baseline=True)
+    noted = StepTimes(Switches(), AllButWindows())
     for _ in range(80):
         noted.begins(None, kind="call of a model")
     began = time.time_ns()

@@ -6,7 +6,7 @@ A row means: from here on, the innermost place of its kind on this thread is ``p
     time      int64    Unix nanoseconds
     thread    uint32   gettid
     place     uint32   number of a place (`thence.capture.boundaries.places`)
-    flags     uint8    `BEGINS`, `ENDS` and `READ`
+    flags     uint8    `BEGINS`, `ENDS`, `READ` and `REPEATED`
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ ENDS = 2
 READ = 4
 """The place was read from the thread's stack at a call: the counter is its value before the call, and may equal that of
 the thread's previous boundary."""
+REPEATED = 8
+"""The row is that of an earlier part, which may have been deleted (`thence.capture.session.noted_places`)."""
 COLUMNS = {"counter": "u4", "time": "i8", "thread": "u4", "place": "u4", "flags": "u1"}
 _RECORD = np.dtype([("time", "<i8"), ("counter", "<u4"), ("thread", "<u4"), ("place", "<u4"), ("flags", "<u4")])
 """``Row`` of _probe.c."""

@@ -163,10 +163,12 @@ def _begin(directory: str, options: dict[str, Any]) -> None:
     """Start a recording that lasts to the end of the process; never raises."""
     try:
         with own_imports():
-            from thence.capture.recorder.options import RecordOptions
+            from thence.capture.recorder.options import RecordOptions, Sampling
             from thence.capture.session.record import record
 
-        record(directory, RecordOptions(**options)).start()
+        sampling = options.get("sampling")
+        given = {**options, "sampling": sampling and Sampling(**sampling)}
+        record(directory, RecordOptions(**given)).start()
     except Exception as error:  # noqa: BLE001 - the program comes first
         sys.stderr.write(f"thence: process {os.getpid()} is not recorded: {error}\n")
         sys.stderr.flush()

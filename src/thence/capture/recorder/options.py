@@ -24,6 +24,44 @@ _WAITS = re.compile(r"cu(da)?(\w*Synchronize|StreamWaitEvent|EventRecord)")
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """Which steps are recorded, and what stays on disk, in a recording that runs as long as the program.
+
+    Attributes:
+        every: steps from the beginning of a window that is recorded to that of the next one, at least.
+        steps: steps of a window that count; one more before them is recorded.
+        ring: windows that stay on disk, at least; older ones are deleted and counted, except those that were asked for.
+        ring_megabytes: size of what stays on disk, without windows that were asked for; if windows are larger, fewer
+            stay.
+        budget: the share of the program's time that the recording may cost, by its own measurement: windows are
+            further apart where they would cost more. 0: they are not. Only for processes that are alone, because all
+            ranks of a job record the same steps.
+        slow_steps: whether a step that is far longer than the ones before it is followed by a window, once a minute.
+    """
+
+    every: int = 50
+    steps: int = 1
+    ring: int = 20
+    ring_megabytes: int = 256
+    budget: float = 0.01
+    slow_steps: bool = True
+
+    def __post_init__(self) -> None:
+        """Checks the numbers.
+
+        Raises:
+            UsageError: they make no sense.
+        """
+        if min(self.steps, self.ring, self.ring_megabytes) < 1 or self.every < 2 * (self.steps + 1):
+            raise UsageError(
+                "steps, ring and ring_megabytes are 1 or more, and every is at least twice the steps of a window, "
+                f"which are one more than steps; got {self}"
+            )
+        if not 0 <= self.budget < 1:
+            raise UsageError(f"budget is a share of the program's time, from 0 to less than 1; got {self.budget}")
+
+
+@dataclass(frozen=True, slots=True)
 class RecordOptions:
     """What a recording holds in addition to kernels, copies and memsets, which it always holds.
 
@@ -46,6 +84,7 @@ class RecordOptions:
         own: packages, folders or files whose code counts as the user's own, too; a name after ``!`` does not count.
         baseline: leaves some windows of steps unrecorded, at most a tenth of the steps, so that the recording holds how
             long steps take without it (`thence.capture.session.step_times`); not with a schedule.
+        sampling: records only windows of few steps, far apart, and keeps the latest; not with a schedule.
         overhead: time that CUPTI itself took.
         flush_seconds: time between writes to disk, which is what a killed program may lose; in long runs, a
             500th of the time so far if that is more.
@@ -61,6 +100,7 @@ class RecordOptions:
     samples: bool = True
     own: tuple[str, ...] = ()
     baseline: bool = True
+    sampling: Sampling | None = None
     overhead: bool = False
     flush_seconds: float = 2.0
     buffer_megabytes: int = 160

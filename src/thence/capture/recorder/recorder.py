@@ -53,6 +53,8 @@ _FIRST_FLUSH_SECONDS = 0.1
 """Time to the first part. It doubles up to that of the options, so that short programs that are killed keep records."""
 _ROUND_SECONDS = 0.05
 """Lower bound for the longest duration of a round of parts; records that come during a round wait for the next one."""
+_MAX_WINDOW_SECONDS = 10.0
+"""How long parts of a sampled window wait for its end."""
 _LOOK_SECONDS = 0.25
 """Longest time between two calls of `looks`: the delay at which SIGTERM ends an idle process."""
 _DETACHABLE = 24
@@ -93,6 +95,7 @@ class Recorder:
         counts: whether launches are counted instead of recorded.
         samples: samples of threads while they launch nothing; None if they are not taken.
         attached: whether CUPTI is attached to the process.
+        sampling: entry of the description: see `thence.capture.session.step_plans.SampledSteps.facts`.
         plain_steps: entry of the description, see `thence.readers.recording.folder.Description`.
     """
 
@@ -105,11 +108,12 @@ class Recorder:
         uses_xla: Callable[[], bool] = lambda: False,
         looks: Callable[[], None] = lambda: None,
     ) -> None:
-        self.parts = Parts(directory, lambda: folder_name(self._known_rank()))
+        self.parts = Parts(directory, lambda: folder_name(self._known_rank()), options.sampling)
         self.dropped = 0
         self.log = BoundaryLog(lambda: 0)
         self.counts = False
         self.samples: HostSamples | None = None
+        self.sampling: dict[str, Any] | None = None
         self.plain_steps: dict[str, str | int | None] = {"trouble": None, "since_ns": 0}
         self._no_samples: str | None = "the option samples is off"
         self._counting = Counting()
@@ -446,7 +450,7 @@ class Recorder:
                 work()
                 done.set()
             now = time.monotonic()
-            if now >= self._due:
+            if now >= self._due and not self._waits_for_window(now):
                 # Without a flush, records of threads that launch little would stay in half-full buffers.
                 if self._uses_xla():
                     self.xla_is_used()
@@ -462,6 +466,11 @@ class Recorder:
         self._read_all()
         self._save()
         self._describe(finished=True)
+
+    def _waits_for_window(self, now: float) -> bool:
+        """Whether parts are written later, because a sampled window is being recorded: its rows stay together."""
+        sampled = self._options.sampling is not None and self.sampling is not None
+        return sampled and not self._paused and now < self._due + _MAX_WINDOW_SECONDS
 
     def _complete(self) -> None:
         if self._uses_xla():
@@ -582,6 +591,8 @@ class Recorder:
             "calls": self._calls_held(),
             "detachments": self._detachments,
             "plain_steps": self.plain_steps,
+            "sampling": self.sampling,
+            "ring": self.parts.ring_facts(),
             "began_ns": self._began_ns,
             "stopped_ns": self._stopped_ns,
             "finished": finished,

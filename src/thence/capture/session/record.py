@@ -24,11 +24,14 @@ from thence.capture.marks import (
 )
 from thence.capture.marks.frames import top
 from thence.capture.recorder.options import RecordOptions, Schedule
+from thence.capture.recorder.process_facts import rank_of_environment, rank_of_framework
 from thence.capture.recorder.recorder import Recorder
 from thence.capture.session.endings import Endings
 from thence.capture.session.mark_log import MarkLog
 from thence.capture.session.noted_places import NotedPlaces
+from thence.capture.session.step_plans import AllButWindows, SampledSteps, ScheduledSteps
 from thence.capture.session.step_times import ANNOUNCED, StepTimes, call_on_main_thread
+from thence.capture.session.triggers import Triggers
 from thence.capture.torch.collectives import CollectiveLabels
 from thence.capture.torch.hooks import Hooks
 from thence.capture.torch.own_files import OwnFiles
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 
     from thence.capture.marks.watching import Frame
     from thence.capture.recorder.names import Names
+    from thence.capture.session.step_plans import StepPlan
     from thence.trace import Trace
 
 _EVERYTHING = RecordOptions()
@@ -103,7 +107,8 @@ class Recording:
         self._hooks: Hooks | None = None
         self._known: dict[str, Any] = {}
         self._collects_nvtx = False
-        self._steps = StepTimes(self, schedule, baseline=options.baseline)
+        self._steps = StepTimes(self, self._plan())
+        self._triggers = Triggers(directory, self.request)
         self._announced = 0
         self._labelled = 0
 
@@ -137,23 +142,42 @@ class Recording:
         )
         recorder.start()
         self._recorder = recorder
-        self.noted = NotedPlaces(recorder.log, recorder.samples, OwnFiles(self._options.own))
+        repeats = self._options.sampling is not None
+        self.noted = NotedPlaces(recorder.log, recorder.samples, OwnFiles(self._options.own), repeats=repeats)
         self._log = MarkLog(recorder.log if recorder.counts else None)
         self._collects_nvtx = self._options.nvtx and collect_nvtx()
         self._xla.look()
-        self._steps = StepTimes(self, self._schedule, baseline=self._options.baseline)
+        self._steps = StepTimes(self, self._plan())
+        self._triggers = Triggers(self.directory, self.request)
         self._announced = 0
         self._labelled = 0
-        for frame in _open_frames():
-            self._log.opened(frame[1], frame[2].name, frame[2].lane, frame[2].metadata)
+        self._note_open_marks()
         listen(self._log)
         if self._options.collectives:
             self._collectives.begin()
         self._handover.look()
         _alive.add(self)
         self._endings.expect()
+        if self._options.sampling is not None:
+            self._triggers.begin()
         self._start_hooks()
         self._begin_step()
+
+    def request(self, why: str) -> None:
+        """Records a window of steps from the next step on, and keeps it; only where steps are sampled.
+
+        Args:
+            why: the reason, which the recording states.
+        """
+        if isinstance(self._steps.plan, SampledSteps):
+            self._steps.plan.request(why)
+
+    def _plan(self) -> StepPlan:
+        if self._schedule is not None:
+            return ScheduledSteps(self._schedule)
+        if self._options.sampling is not None:
+            return SampledSteps(self._options.sampling, _is_alone)
+        return AllButWindows() if self._options.baseline else ScheduledSteps(None)
 
     def step(self) -> None:
         """Notes that one step of the program has ended and the next one begins."""
@@ -185,6 +209,8 @@ class Recording:
             if self._hooks is not None:
                 self._hooks.resume(frame)
             watch_backward(on=True)
+            if self._options.sampling is not None:
+                self._note_open_marks()  # the parts with their beginnings may be deleted
 
     def stop(self) -> None:
         """Waits for the device, writes what is left, and ends the recording. A second call does nothing."""
@@ -199,6 +225,7 @@ class Recording:
             watch_backward(on=True)
             self._collectives.end()
             self._handover.end()
+            self._triggers.end()
             self._xla.end()
             recorder.stop(self._steps.end)
             if recorder.folder is not None:
@@ -231,10 +258,18 @@ class Recording:
         self._handover.look()
         if self._recorder is not None:
             self._recorder.plain_steps = {"trouble": self._steps.trouble, "since_ns": self._steps.since}
+            plan = self._steps.plan
+            if isinstance(plan, SampledSteps):
+                self._recorder.sampling = plan.facts()
+                self._recorder.parts.begin_round(plan.windows, [request["window"] for request in plan.requests])
         if self._recorder is not None and self._recorder.folder is not None:
             self._xla.save(self._recorder.folder)
             self._keep_labels(self._recorder.folder / LABELS_FILE)
         return {**self._log.take(names), **self.noted.take(names), "steps": self._steps.take()}
+
+    def _note_open_marks(self) -> None:
+        for frame in _open_frames():
+            self._log.opened(frame[1], frame[2].name, frame[2].lane, frame[2].metadata)
 
     def _keep_labels(self, path: Path) -> None:
         """Writes the labels of the graphs captured so far, so that a program that is killed keeps them."""
@@ -294,6 +329,8 @@ class Recording:
     def _look(self) -> None:
         self._endings.end_if_signalled()
         self._steps.resume_if_overdue()
+        if self._options.sampling is not None:
+            self._triggers.look()
         if self._hooks is not None and self._schedule is None and self.counts.get("kernels") and not jax_uses_cuda():
             self._hooks.look()
 
@@ -354,6 +391,12 @@ def _open_frames() -> list[Frame]:
             frames.append(frame)
         frame = frame[0]
     return frames[::-1]
+
+
+def _is_alone() -> bool:
+    """Whether this process is the only one of its job, as far as its launcher and its framework say."""
+    rank = rank_of_framework()
+    return os.environ.get("WORLD_SIZE", "1") == "1" and not (rank_of_environment() if rank is None else rank)
 
 
 def _save_labels(folder: Path) -> None:

@@ -1,9 +1,8 @@
 """Which steps of a program are recorded, and how long each step took, recorded or not.
 
 A recording costs time, so it measures its own cost: unless the program has a schedule of its own, some windows of steps
-are not recorded (`plain_windows`). CUPTI is detached in them and nothing of the program is followed, so these steps are
-plain: they take as long as without a recorder. The windows are given by numbers of steps, so that they are the same on
-all ranks of a job: a step of one rank is only plain if those of the others are.
+are not recorded (`thence.capture.session.step_plans`). CUPTI is detached in them and nothing of the program is
+followed, so these steps are plain: they take as long as without a recorder.
 
 A step lasts from its border to the next one. Near windows, a CUDA event is recorded at each border on the current
 stream, and the time between two of these is the duration: after the device was synchronized, at the beginning of a
@@ -20,43 +19,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from thence.capture.session.step_plans import ScheduledSteps
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from types import FrameType
 
-    from thence.capture.recorder.options import Schedule
+    from thence.capture.session.step_plans import StepPlan
 
 ANNOUNCED = "announced"
 """The kind of steps that the program announces."""
-PLAIN_STEPS = 6
-"""Plain steps of a window that count, at least: the fewest whose extremes contain the median with 95 % probability."""
-MAX_PLAIN_STEPS = 20
-"""The same, at most: what happens in a window is not in the recording."""
-_ONE_IN = 10
-"""At most every tenth step is not recorded."""
-_SHARE = 50
-"""The plain steps of a window are this part of the steps before it, within those limits."""
-_GROWTH = 1.5
-"""A window begins after at least so many times the steps before the previous one: long runs have few windows."""
 _OVERDUE = 3
 """A window has not ended in time after this many times the time of as many of the longest steps before it."""
 _MIN_OVERDUE_NS = 1_000_000_000
 _LATEST = 64
 """The number of steps before a window among which the longest is looked for."""
-
-
-def plain_windows() -> Iterator[tuple[int, int]]:
-    """First step and number of steps of each window that is not recorded; of each, the first step does not count.
-
-    At no time was more than a tenth of the steps not recorded. So the first window begins with step 63, counted from 0:
-    none of the first twenty steps, in which programs compile and warm up, is in it.
-    """
-    before = start = 0
-    while True:
-        length = 1 + min(MAX_PLAIN_STEPS, max(PLAIN_STEPS, start // _SHARE))
-        start = max(_ONE_IN * (before + length) - length, int(start * _GROWTH))
-        yield start, length
-        before += length
 
 
 class Switch(Protocol):
@@ -102,19 +79,17 @@ class StepTimes:
     """Decides at each step whether it is recorded, and notes how long each took.
 
     Args:
-        schedule: of the program; None for none.
-        baseline: whether windows are left unrecorded if there is no schedule.
+        plan: which steps are recorded.
 
     Attributes:
+        plan: which steps are recorded.
         trouble: why no window was left unrecorded, or not all; None for no reason.
         since: Unix ns: when the steps began that are of the kind of the last ones; those before do not count.
     """
 
-    def __init__(self, switch: Switch, schedule: Schedule | None, *, baseline: bool) -> None:
+    def __init__(self, switch: Switch, plan: StepPlan) -> None:
         self._switch = switch
-        self._schedule = schedule
-        self._baseline = schedule is None and baseline
-        self._begin_windows()
+        self.plan = plan
         self._number = -1
         self._kind = ""
         self._border: _Border | None = None
@@ -132,11 +107,6 @@ class StepTimes:
         self._rows_lock = threading.Lock()
         self.trouble: str | None = None
         self.since = 0
-
-    def _begin_windows(self) -> None:
-        self._windows = plain_windows() if self._baseline else None
-        self._window = (0, 0) if self._windows is None else next(self._windows)
-        self._previous = (0, 0)
 
     def begins(self, frame: FrameType | None, number: int | None = None, kind: str = "step") -> bool:
         """Handle that a step begins on the calling thread, and the one before it ends.
@@ -171,7 +141,7 @@ class StepTimes:
         if kind != self._kind:
             number = self._begin_kind(kind, number, border)
         self._number = number
-        wanted = self._recording if capturing else self._wanted(number)
+        wanted = self._recording if capturing else self.plan.records(number)
         if wanted != self._recording:
             self._turn(number, frame, on=wanted)
         self._border = border
@@ -181,8 +151,9 @@ class StepTimes:
         """Begin to count steps anew; returns the number of the first one."""
         if self._kind:
             self.since = border.time
-            if self._windows is not None:
-                self._begin_windows()
+            plan = self.plan.again()
+            if plan is not self.plan:
+                self.plan = plan
                 number = 0 if kind != ANNOUNCED else number
         self._kind, self._switched = kind, -1
         return number
@@ -193,10 +164,10 @@ class StepTimes:
         The program may have left its loop. Only the thread that launches may attach CUPTI, and it is asked to, if it is
         the main thread.
         """
-        if self._windows is None or self._recording or self._thread != threading.main_thread().ident:
+        if not self.plan.length or self._recording or self._thread != threading.main_thread().ident:
             return
         longest = max(self._latest, default=0)
-        limit = max(_MIN_OVERDUE_NS, _OVERDUE * self._window[1] * longest)
+        limit = max(_MIN_OVERDUE_NS, _OVERDUE * self.plan.length * longest)
         if time_ns() - self._began_pause > limit:
             self._began_pause = time_ns()  # asks again after this time
             call_on_main_thread(self._resume_now)
@@ -219,20 +190,11 @@ class StepTimes:
 
     # Which steps.
 
-    def _wanted(self, number: int) -> bool:
-        if self._schedule is not None:
-            return self._schedule.records(number)
-        if self._windows is None:
-            return True
-        while number >= sum(self._window):
-            self._previous, self._window = self._window, next(self._windows)
-        return number < self._window[0]
-
     def _turn(self, number: int, frame: FrameType | None, *, on: bool) -> None:
         if on:
             self._switch.resume(frame)
             self._recording, self._plain = True, False
-        elif self._schedule is not None:
+        elif not self.plan.only_plain:
             self._plain = self._switch.pause()
             self._recording = False
         else:
@@ -249,15 +211,15 @@ class StepTimes:
         self._switched = number
 
     def _stop_windows(self, why: str) -> None:
-        if self._windows is not None:
+        if self.plan.on_one_thread:
             self.trouble = why
             if not self._recording:
                 self._switch.resume(sys._getframe())  # noqa: SLF001 - no other way to a frame
                 self._recording, self._plain = True, False
-            self._windows = None
+            self.plan = ScheduledSteps(None)
 
     def _resume_now(self) -> None:
-        if self._busy or self._recording or self._windows is None or _captures():
+        if self._busy or self._recording or not self.plan.length or _captures():
             return
         with self._lock:
             self._turn(self._number, sys._getframe(), on=True)  # noqa: SLF001
@@ -265,15 +227,8 @@ class StepTimes:
 
     # How long they take.
 
-    def _near(self, number: int) -> bool:
-        """Whether the duration of a step is compared with others."""
-        if self._windows is None:
-            return self._schedule is not None
-        (start, length), (earlier, count) = self._window, self._previous
-        return start - length <= number < start + length or earlier <= number < earlier + 2 * count
-
     def _border_of(self, number: int, *, capturing: bool) -> _Border:
-        wanted = not capturing and (self._near(number) or self._near(number - 1))
+        wanted = not capturing and (self.plan.compares(number) or self.plan.compares(number - 1))
         return _Border(time_ns(), _event() if wanted else None)
 
     def _end_step(self, border: _Border) -> None:
@@ -282,7 +237,7 @@ class StepTimes:
             return
         self._latest = [*self._latest[1 - _LATEST :], border.time - before.time]
         after_switch = self._switched == self._number
-        counted = self._near(self._number) and not after_switch
+        counted = self.plan.compares(self._number) and not after_switch
         if not self._recording:
             counted = counted and self._plain
         row = _Row(self._number, before, border, self._recording, counted)
@@ -296,6 +251,7 @@ class StepTimes:
                 return
             del self._waiting[0]
             duration = _between(row.begin, row.end)
+            self.plan.lasted(row.number, duration, recorded=row.recorded, counted=row.counted)
             with self._rows_lock:
                 self._rows.append((row.number, row.begin.time, duration, row.recorded, row.counted))
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.capture.boundaries.log import BEGINS, ENDS, READ
+from thence.capture.boundaries.log import BEGINS, ENDS, READ, REPEATED
 from thence.model.intervals import NO_ROW
 from thence.model.launches import COUNTED, UNCERTAIN
 
@@ -81,6 +81,7 @@ def boundaries_of(table: pl.DataFrame) -> Boundaries:
         table = table.filter(pl.col("counter") > 0)
     else:  # launches were recorded instead of counted: the order of recording serves as the counter
         table = table.with_columns(counter=pl.int_range(1, pl.len() + 1))
+    table = _repeated_first(table)
     raw = table["counter"].to_numpy()
     first = int(raw[0]) if len(raw) else 0
     counter = numbers_of(raw, first)
@@ -90,7 +91,7 @@ def boundaries_of(table: pl.DataFrame) -> Boundaries:
     # A thread notes one boundary after the other, so its numbers increase, unless CUPTI's counter started again.
     # Boundaries read from a stack are left out: they took no number.
     before = pl.col("counter").cum_max().shift(1).over("thread")
-    noted = frame.filter((pl.col("flags") & READ) == 0)
+    noted = frame.filter((pl.col("flags") & (READ | REPEATED)) == 0)
     again = noted.select("counter", before=before).filter(pl.col("counter") <= pl.col("before"))
     reused = None
     if again.height:
@@ -112,6 +113,17 @@ def boundaries_of(table: pl.DataFrame) -> Boundaries:
     )
     arrays: dict[str, Any] = {name: columns[name].to_numpy() for name in columns.columns}
     return Boundaries(**arrays, numbered=numbered, reused=reused, first=first)
+
+
+def _repeated_first(table: pl.DataFrame) -> pl.DataFrame:
+    """The boundaries, those before them that later parts repeat whose own part was deleted."""
+    is_repeated = (table["flags"] & REPEATED) != 0
+    if not is_repeated.any():
+        return table
+    columns = ("counter", "time", "thread", "place")
+    rest = table.filter(~is_repeated)
+    repeated = table.filter(is_repeated).unique(columns, keep="first", maintain_order=True)
+    return pl.concat([repeated.join(rest, on=columns, how="anti", maintain_order="left").sort("counter"), rest])
 
 
 def numbers_of(raw: Int64, first: int) -> Int64:

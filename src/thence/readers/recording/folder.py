@@ -62,6 +62,32 @@ class _Device(msgspec.Struct):
     compute_capability: str | None = None
 
 
+class _Ring(msgspec.Struct):
+    """What was deleted of a recording whose steps were sampled (`thence.capture.recorder.parts`)."""
+
+    windows: Count = 0
+    rows: dict[str, Count] = {}
+    parts: dict[str, list[Count]] = {}
+
+
+class _Request(msgspec.Struct):
+    """Why a window was recorded out of turn, and its first step."""
+
+    step: Count = 0
+    why: str = ""
+
+
+class _Sampling(msgspec.Struct):
+    """How steps were sampled (`thence.capture.session.step_plans`)."""
+
+    every: Count = 0
+    steps: Count = 0
+    interval: Count = 0
+    windows: Count = 0
+    requests: list[_Request] = []
+    cost_share: float | None = None
+
+
 class Description(msgspec.Struct):
     """The fields of `DESCRIPTION` that are read.
 
@@ -84,6 +110,7 @@ class Description(msgspec.Struct):
             "launches"; None if an older recorder wrote it, which did not say.
         plain_steps: ``trouble``, why no steps were left unrecorded, or not all that should have been; ``since_ns``, the
             start of the first step (Unix ns) of the kind of the last ones: those before do not count.
+        sampling, ring: of recordings that sample steps: how, and what was deleted since; else None.
     """
 
     format: str = RECORDING
@@ -112,6 +139,8 @@ class Description(msgspec.Struct):
     versions: dict[str, str] = {}
     xla_flags: str | None = None
     plain_steps: dict[str, str | Count | None] = {}
+    sampling: _Sampling | None = None
+    ring: _Ring | None = None
 
 
 class Folder:
@@ -205,7 +234,7 @@ class Folder:
         """Notes a loss if parts of a table are damaged or missing, with the number of rows lost."""
         numbers = self._parts.get(name, {})
         written = max(self.description.parts.get(name, 0), max(numbers, default=0))
-        missing = [] if written > _MAX_PARTS else [n for n in range(1, written + 1) if n not in numbers]
+        missing = [] if written > _MAX_PARTS else self._missing(name, written)
         if not damaged and not missing:
             return
         lost = self.description.counts.get(name, 0) - rows
@@ -218,6 +247,18 @@ class Folder:
         how_many = f"; rows lost: {lost:,} of {rows + lost:,}" if lost > 0 else ""
         text = f"table {name}: {what}{how_many}"
         self.lose("unreadable", lost if lost > 0 else len(damaged) + len(missing), text)
+
+    def _missing(self, name: str, written: int) -> list[int]:
+        """Numbers of the parts of a table that are not there, though the recorder did not delete them."""
+        ring = self.description.ring
+        runs = [] if ring is None else ring.parts.get(name, [])
+        bounds = np.clip(np.array(runs[: len(runs) // 2 * 2], np.uint64), 0, written + 1).astype(np.int64)
+        change = np.zeros(written + 3, np.int64)
+        np.add.at(change, bounds[::2], 1)
+        np.add.at(change, bounds[1::2] + 1, -1)
+        there = np.cumsum(change) > 0
+        there[np.fromiter(self._parts.get(name, {}), np.int64)] = True
+        return [int(number) for number in np.flatnonzero(~there[: written + 1]) if number > 0]
 
     def _description(self) -> Description:
         try:

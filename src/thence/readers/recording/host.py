@@ -121,7 +121,7 @@ def host_ranges(
     last = max((int(moment) for moment in moments if moment is not None), default=0)  # type: ignore[arg-type]
     facts = _Facts.of(_names_of_numbers(marks, "metadata", names).cast(pl.String).unique())
     nvtx = _with_all_columns(_nvtx(folder, ranges, names, last))
-    parts = [_marks(folder, marks, names, facts, last), _steps(marks, names, last)]
+    parts = [_marks(folder, marks, names, facts, last), _steps(marks, names, last, _borders(folder))]
     named = pl.concat([*map(_with_all_columns, parts), nvtx])
     parts = [named, _calls(calls, names), _overheads(folder)]
     if len(boundaries):
@@ -220,7 +220,10 @@ def _calls(frame: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
 
 def _marks(folder: Folder, marks: pl.DataFrame, names: pl.DataFrame, facts: _Facts, last: int) -> pl.DataFrame:
     """Marks as ranges; nodes of the backward pass as ops that refer to the mark of their forward op."""
-    opened = marks.filter(pl.col("what").is_in([OPENED, BACKWARD_OPENED]))
+    # A recording that samples steps notes open marks at each window anew, because the parts before may be deleted.
+    opened = marks.filter(pl.col("what").is_in([OPENED, BACKWARD_OPENED])).unique(
+        "serial", keep="first", maintain_order=True
+    )
     closed = marks.filter(pl.col("what") == CLOSED).select("serial", end="time")
     frame = opened.join(closed.unique("serial"), on="serial", how="left", maintain_order="left")
     still_open = frame["end"].null_count()
@@ -249,13 +252,20 @@ def _text(frame: pl.DataFrame, column: str, names: pl.DataFrame) -> pl.Series:
     return _names_of_numbers(frame, column, names).cast(pl.String)
 
 
-def _steps(marks: pl.DataFrame, names: pl.DataFrame, last: int) -> pl.DataFrame:
+def _borders(folder: Folder) -> pl.Series:
+    """When steps began, of which marks may have been deleted; empty where nothing was deleted."""
+    starts = folder.table("steps")["start"] if folder.description.ring is not None else pl.Series([], dtype=pl.Int64())
+    return starts.drop_nulls().sort()
+
+
+def _steps(marks: pl.DataFrame, names: pl.DataFrame, last: int, borders: pl.Series) -> pl.DataFrame:
     """Ranges of the steps that were recorded; none if the program does not count steps."""
     steps = marks.filter(pl.col("what") == STEP).sort("time")
+    after = np.append(borders.to_numpy(), last)[borders.search_sorted(steps["time"], side="right").to_numpy()]
     steps = steps.with_columns(
         _text(steps, "name", names).alias("name"),
         start="time",
-        end=pl.col("time").shift(-1).fill_null(last),
+        end=pl.min_horizontal(pl.col("time").shift(-1).fill_null(last), pl.Series(after, dtype=pl.Int64())),
         category=pl.lit("step"),
     ).filter(pl.col("forward") == 1)
     if steps.height < 2 and marks.filter(pl.col("what") == STEP).height < 2:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _DIRECTIONS = (*("Unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"),)
 _MEMORIES = (*("Unknown", "Pageable", "Pinned", "Device", "Array", "Managed"), *("Device Static", "Managed Static"))
 _UNENDED = "without an end, because the recording ended first"
+_MAX_REQUESTS = 10
+"""Windows that were asked for, and are named."""
 _UNTIMED = (
     "without start and end, because CUPTI could not record the times; this happens to work in conditional nodes of "
     "CUDA graphs that were created before the recording began"
@@ -179,6 +181,7 @@ def _tables(folder: Folder) -> Tables:
         facts=(_facts(folder),),
         devices=tuple(Device(rank=rank, **msgspec.structs.asdict(device)) for device in about.devices),
         warnings=tuple(f"{folder.path.name}: {text}" for text in (*folder.warnings, *_recorder_warnings(folder))),
+        notes=tuple(f"{folder.path.name}: {text}" for text in _of_sampling(folder.description)),
         losses=tuple(folder.losses),
         ranks_stated=about.rank is not None,
     )
@@ -197,6 +200,25 @@ def _step_times(folder: Folder, zero_ns: int, rank: int) -> pl.DataFrame:
         rank=pl.lit(rank),
     )
     return STEP_TIMES.frame(times.to_dict())
+
+
+def _of_sampling(about: Description) -> list[str]:
+    """Sentences about a recording that sampled steps: which steps it has, what that cost, and what was deleted."""
+    sampling, ring = about.sampling, about.ring
+    if sampling is None:
+        return []
+    cost = "" if sampling.cost_share is None else f", which cost {100 * sampling.cost_share:.2g} % of the time"
+    windows = f"{several(sampling.windows, 'window')} of {several(sampling.steps, 'step')}"
+    texts = [f"{windows} were recorded, one in {several(sampling.interval, 'step')}{cost}"]
+    if ring is not None and ring.windows:
+        kernels = ring.rows.get("kernels", 0)
+        texts.append(
+            f"windows up to number {ring.windows:,} were deleted, without those that were asked for, with "
+            f"{several(kernels, 'kernel')}"
+        )
+    texts += [f"recorded out of turn from step {r.step} on: {r.why}" for r in sampling.requests[:_MAX_REQUESTS]]
+    more = len(sampling.requests) - _MAX_REQUESTS
+    return [*texts, f"{more:,} more windows were recorded out of turn"] if more > 0 else texts
 
 
 def _labels(folder: Folder) -> tuple[GraphLabels, ...]:

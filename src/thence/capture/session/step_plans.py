@@ -1,0 +1,268 @@
+"""Which steps of a program are recorded: all, those of a schedule, all but windows that show the cost, or few of many.
+
+Windows are given by numbers of steps, so that they are the same on all ranks of a job: a step of one rank is only plain
+if those of the others are.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from thence.capture.recorder.options import Sampling, Schedule
+
+PLAIN_STEPS = 6
+"""Plain steps of a window that count, at least: the fewest whose extremes contain the median with 95 % probability."""
+MAX_PLAIN_STEPS = 20
+"""The same, at most: what happens in a window is not in the recording."""
+_ONE_IN = 10
+"""At most every tenth step is not recorded."""
+_SHARE = 50
+"""The plain steps of a window are this part of the steps before it, within those limits."""
+_GROWTH = 1.5
+"""A window begins after at least so many times the steps before the previous one: long runs have few windows."""
+_COMPARED = 6
+"""Plain steps before and after a sampled window that are compared with its steps."""
+_LATEST_WINDOWS, _LATEST_STEPS = 32, 64
+"""Windows and plain steps of which medians are taken."""
+_MIN_STEPS = 32
+"""Plain steps that are needed before a step is called slow."""
+_JUDGED_EVERY = 16
+"""Steps after which the limit of a slow step is computed again."""
+_SLOW_DEVIATIONS, _SLOW_SHARE = 8, 0.5
+"""A step is slow if it is longer than the median by this many deviations (1.48 times the median absolute deviation) and
+by this share of the median."""
+_NORMAL = 1.4826
+"""The standard deviation of normally distributed values over their median absolute deviation."""
+_MIN_SECONDS_BETWEEN_SLOW = 60.0
+"""Slow steps are followed by a window of their own at most this often."""
+_MAX_INTERVAL = 1_000_000
+
+
+def plain_windows() -> Iterator[tuple[int, int]]:
+    """First step and number of steps of each window that is not recorded; of each, the first step does not count.
+
+    At no time was more than a tenth of the steps not recorded. So the first window begins with step 63, counted from 0:
+    none of the first twenty steps, in which programs compile and warm up, is in it.
+    """
+    before = start = 0
+    while True:
+        length = 1 + min(MAX_PLAIN_STEPS, max(PLAIN_STEPS, start // _SHARE))
+        start = max(_ONE_IN * (before + length) - length, int(start * _GROWTH))
+        yield start, length
+        before += length
+
+
+class StepPlan(Protocol):
+    """Decides which steps are recorded.
+
+    Attributes:
+        only_plain: whether a pause whose steps would not be plain is not made.
+        on_one_thread: whether nothing is left out any more once steps begin on several threads.
+    """
+
+    only_plain: bool
+    on_one_thread: bool
+
+    @property
+    def length(self) -> int:
+        """Number of steps of the current window that is not recorded; 0 if its end is not known."""
+
+    def records(self, number: int) -> bool:
+        """Whether a step is recorded; called once for each, with ascending numbers."""
+
+    def compares(self, number: int) -> bool:
+        """Whether the duration of a step is compared with others."""
+
+    def lasted(self, number: int, duration: int, *, recorded: bool, counted: bool) -> None:
+        """A step has ended; ``duration`` in ns."""
+
+    def again(self) -> StepPlan:
+        """The plan for steps of another kind, which are counted from 0."""
+
+
+class ScheduledSteps:
+    """The steps of a schedule of the program; of no schedule, all steps."""
+
+    only_plain = on_one_thread = False
+    length = 0
+
+    def __init__(self, schedule: Schedule | None) -> None:
+        self._schedule = schedule
+
+    def records(self, number: int) -> bool:
+        """See `StepPlan`."""
+        return self._schedule is None or self._schedule.records(number)
+
+    def compares(self, number: int) -> bool:  # noqa: ARG002 - of the protocol
+        """See `StepPlan`."""
+        return self._schedule is not None
+
+    def lasted(self, number: int, duration: int, *, recorded: bool, counted: bool) -> None:
+        """See `StepPlan`."""
+
+    def again(self) -> StepPlan:
+        """See `StepPlan`."""
+        return self
+
+
+class AllButWindows:
+    """All steps but those of `plain_windows`."""
+
+    only_plain = on_one_thread = True
+
+    def __init__(self) -> None:
+        self._windows = plain_windows()
+        self._window, self._previous = next(self._windows), (0, 0)
+
+    @property
+    def length(self) -> int:
+        """See `StepPlan`."""
+        return self._window[1]
+
+    def records(self, number: int) -> bool:
+        """See `StepPlan`."""
+        while number >= sum(self._window):
+            self._previous, self._window = self._window, next(self._windows)
+        return number < self._window[0]
+
+    def compares(self, number: int) -> bool:
+        """See `StepPlan`."""
+        (start, length), (earlier, count) = self._window, self._previous
+        return start - length <= number < start + length or earlier <= number < earlier + 2 * count
+
+    def lasted(self, number: int, duration: int, *, recorded: bool, counted: bool) -> None:
+        """See `StepPlan`."""
+
+    def again(self) -> StepPlan:
+        """See `StepPlan`."""
+        return AllButWindows()
+
+
+class SampledSteps:
+    """Windows of few steps, far apart; between them nothing is recorded.
+
+    A window has one step more than the sampling states, because CUPTI is attached at the beginning of its first step.
+    What a window costs is measured: by how much its steps, and the first one after it, are longer than as many plain
+    ones. Where the process is alone, windows are as far apart as keeps that within the budget.
+
+    Args:
+        sampling: the options.
+        alone: returns whether the process is the only one of its job: others would have to record the same steps.
+
+    Attributes:
+        interval: steps from the beginning of a window to that of the next one.
+        windows: windows that have begun.
+        requests: why windows were recorded out of turn, and before which step.
+    """
+
+    only_plain = on_one_thread = False
+    length = 0
+
+    def __init__(self, sampling: Sampling, alone: Callable[[], bool]) -> None:
+        self._sampling = sampling
+        self._alone = alone
+        self._steps = 1 + sampling.steps
+        self.interval = sampling.every
+        self.windows = 0
+        self.requests: list[dict[str, Any]] = []
+        self._begin, self._next = -self._steps, 0
+        self._asked: str | None = None
+        self._slow_after = 0.0
+        # The host's times of steps far from windows are not those of the device, so costs are not measured by them.
+        self._plain: deque[int] = deque(maxlen=_LATEST_STEPS)
+        self._latest: deque[int] = deque(maxlen=_LATEST_STEPS)
+        self._costs: deque[int] = deque(maxlen=_LATEST_WINDOWS)
+        self._of_window: list[int] = []
+        self._limit, self._judged, self._usual = math.inf, 0, ""
+
+    def records(self, number: int) -> bool:
+        """See `StepPlan`."""
+        asked, self._asked = self._asked, None
+        if number >= self._next:
+            # At multiples of the interval: on all ranks the same steps, also if one of them had a window out of turn.
+            self._begin = number - number % self.interval
+            self._next = self._begin + self.interval
+        elif asked is not None:
+            self._begin = number
+        if number == self._begin or self.windows == 0:
+            self.windows += 1
+        if asked is not None:
+            self.requests.append({"step": number, "window": self.windows, "why": asked})
+        return number < self._begin + self._steps
+
+    def compares(self, number: int) -> bool:
+        """See `StepPlan`."""
+        after = number - self._begin
+        return 0 <= after <= self._steps + _COMPARED or number >= self._next - _COMPARED
+
+    def request(self, why: str) -> None:
+        """Record a window from the next step on, and keep it; may be called on any thread."""
+        self._asked = why
+
+    def lasted(self, number: int, duration: int, *, recorded: bool, counted: bool) -> None:
+        """See `StepPlan`."""
+        if recorded:
+            self._of_window.append(duration)
+        elif self._of_window:
+            self._window_lasted([*self._of_window, duration])
+        else:
+            self._judge(number, duration)
+            self._latest.append(duration)
+            if counted:
+                self._plain.append(duration)
+
+    def _window_lasted(self, durations: list[int]) -> None:
+        """A window has ended; the last duration is of the first step after it."""
+        self._of_window = []
+        # The first window also has the start of the program.
+        if len(durations) != self._steps + 1 or len(self._plain) < PLAIN_STEPS or self.windows < 2:
+            return
+        plain = statistics.median(self._plain)
+        self._costs.append(max(0, sum(durations) - round(plain * len(durations))))
+        if self._alone() and self._sampling.budget > 0 and plain > 0:
+            needed = math.ceil(statistics.median(self._costs) / (self._sampling.budget * plain))
+            self.interval = min(max(self._sampling.every, needed), _MAX_INTERVAL)
+            self._next = (self._begin // self.interval + 1) * self.interval
+
+    def _judge(self, number: int, duration: int) -> None:
+        """Ask for a window if a plain step was slow."""
+        if self._judged <= 0 and len(self._latest) >= _MIN_STEPS:
+            median = statistics.median(self._latest)
+            deviation = statistics.median(abs(value - median) for value in self._latest)
+            self._limit = median + max(_SLOW_DEVIATIONS * _NORMAL * deviation, _SLOW_SHARE * median)
+            self._usual = f"{median / 1e6:.3f} ms, their deviation {_NORMAL * deviation / 1e6:.3f} ms"
+            self._judged = _JUDGED_EVERY
+        self._judged -= 1
+        slow = self._sampling.slow_steps and duration > self._limit
+        if slow and monotonic() >= self._slow_after:
+            self._slow_after = monotonic() + _MIN_SECONDS_BETWEEN_SLOW
+            took = f"{duration / 1e6:.3f} ms"
+            self.request(f"step {number} took {took}; the median of {len(self._latest)} before it is {self._usual}")
+
+    def again(self) -> StepPlan:
+        """See `StepPlan`."""
+        plan = SampledSteps(self._sampling, self._alone)
+        plan.windows, plan.requests = self.windows, self.requests
+        return plan
+
+    def facts(self) -> dict[str, Any]:
+        """The entry ``sampling`` of the description."""
+        plain = statistics.median(self._plain) if self._plain else None
+        cost = statistics.median(self._costs) if self._costs and plain else None
+        return {
+            "every": self._sampling.every,
+            "steps": self._sampling.steps,
+            "interval": self.interval,
+            "windows": self.windows,
+            "requests": self.requests,
+            "plain_step_ns": plain,
+            "window_cost_ns": cost,
+            "cost_share": None if cost is None or not plain else cost / (self.interval * plain),
+        }
