@@ -31,14 +31,16 @@ _SERVED = (
 )
 
 
-def _extension(name: str, folder: str, header: str, libraries: tuple[str, ...] = ()) -> Extension:
+def _extension(
+    name: str, folder: str, header: str, optimized: str = "-O2", libraries: tuple[str, ...] = ()
+) -> Extension:
     place = Path("src/thence") / folder
     return Extension(
         name,
         sorted(path.as_posix() for path in place.glob("*.c")),
         depends=[f"{place.as_posix()}/{header}"],
         define_macros=[("Py_LIMITED_API", _OLDEST)],
-        extra_compile_args=["-std=c11", "-O2", "-Wall", "-Wextra"],
+        extra_compile_args=["-std=c11", optimized, "-Wall", "-Wextra"],
         extra_link_args=["-s"],  # no debug information, which names folders of the machine that builds
         libraries=list(libraries),
         py_limited_api=True,
@@ -48,8 +50,8 @@ def _extension(name: str, folder: str, header: str, libraries: tuple[str, ...] =
 
 _EXTENSIONS = {
     # rt has timer_create, before glibc 2.34
-    "compiled probe": _extension("thence.capture.boundaries._probe", "capture/boundaries", "_stack.h", ("rt",)),
-    "compiled scanner": _extension("thence.readers.kineto._scanner", "readers/kineto", "_json.h"),
+    "compiled probe": _extension("thence.capture.boundaries._probe", "capture/boundaries", "_stack.h", libraries=("rt",)),
+    "compiled scanner": _extension("thence.readers.kineto._scanner", "readers/kineto", "_json.h", "-O3"),
 }
 
 

@@ -25,6 +25,8 @@ from thence.readers.kineto.scanner import is_scanned, scanned
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from thence.model.arrays import Array
+
 pytestmark = pytest.mark.skipif(compiled_scanner() is None, reason="the scanner was not built")
 settings.register_profile("thence", deadline=None, max_examples=examples(400))
 settings.load_profile("thence")
@@ -218,10 +220,14 @@ def test_columns_take_no_more_memory_than_some_times_the_piece() -> None:
 
 
 def test_texts_made_to_collide_are_refused() -> None:
-    """The hash of a text of eight bytes, as `table_number` computes it."""
+    """The hash of a text of eight bytes, as `hash_of` computes it."""
+
+    def mixed(words: Array) -> Array:
+        hashes = words * np.uint64(0xD6E8FEB86659FD93)
+        return hashes ^ (hashes >> np.uint64(32))
+
     texts = np.array([f'"{number:06}"'.encode() for number in range(1_000_000)])
-    hashes = (texts.view("<u8") ^ np.uint64(8)) * np.uint64(0xD6E8FEB86659FD93)
-    hashes ^= hashes >> np.uint64(32)
+    hashes = mixed(mixed(texts.view("<u8") ^ mixed(np.array([8], np.uint64))))
     same = texts[(hashes & np.uint64(4095)) == 7][:100].tolist()
     objects = ", ".join(f'{{"cat": "kernel", "name": {text.decode()}, "ts": 1, "dur": 1}}' for text in same)
     piece = f"[{objects}]".encode()

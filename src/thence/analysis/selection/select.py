@@ -274,7 +274,7 @@ def in_time(trace: Attributed, begin: int, end: int) -> Attributed:
     host_start = trace.host["start"].to_numpy()
     overlapping = (host_start < end) & (host_start + trace.host["duration"].to_numpy() > begin)
     launch = part.places["launch"].drop_nulls().cast(pl.Int64).to_numpy()
-    rows = np.union1d(np.flatnonzero(overlapping), launch)
+    rows = np.concatenate([np.flatnonzero(overlapping), launch])
     parent = trace.host["parent"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
     return _with_hosts(part, pl.Series(ancestors(parent, rows)))
 

@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { MOST_NESTED = 64, WORD = 8 };
+enum { MOST_NESTED = 64, WORD = 8, HALF_WORD = 4 };
 
 typedef uint8_t Bytes16 __attribute__((vector_size(16)));
 typedef uint64_t Words2 __attribute__((vector_size(16)));
@@ -25,9 +25,33 @@ static inline const uint8_t *after_blanks(const uint8_t *at, const uint8_t *end)
     return at;
 }
 
+/* Whether two texts of a length are the same; most are short, for which calling memcmp takes longest. */
+static inline int same_bytes(const uint8_t *one, const uint8_t *other, size_t size) {
+    if (size > sizeof(Bytes16)) return !memcmp(one, other, size);
+    uint64_t a = 0, b = 0, c = 0, d = 0;
+    if (size >= WORD) { /* the first word and the last one, which may overlap */
+        memcpy(&a, one, WORD), memcpy(&b, other, WORD);
+        memcpy(&c, one + size - WORD, WORD), memcpy(&d, other + size - WORD, WORD);
+    } else if (size >= HALF_WORD) {
+        memcpy(&a, one, HALF_WORD), memcpy(&b, other, HALF_WORD);
+        memcpy(&c, one + size - HALF_WORD, HALF_WORD), memcpy(&d, other + size - HALF_WORD, HALF_WORD);
+    } else
+        for (size_t i = 0; i < size; i++) a |= one[i] ^ other[i];
+    return a == b && c == d;
+}
+
 static inline int is_digit(const uint8_t *at, const uint8_t *end) { return at < end && *at >= '0' && *at <= '9'; }
 
 static inline int is_plain(uint8_t byte) { return byte != '"' && byte != '\\' && byte >= 0x20 && byte < 0x80; }
+
+/* How many bytes of a word, which is not 0, are 0 before the first one that is not. */
+static inline int zero_bytes(uint64_t word) {
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    return __builtin_clzll(word) / 8;
+#else
+    return __builtin_ctzll(word) / 8;
+#endif
+}
 
 /* The first byte that is not plain, or `end`. */
 static inline const uint8_t *after_plain(const uint8_t *at, const uint8_t *end) {
@@ -35,11 +59,8 @@ static inline const uint8_t *after_plain(const uint8_t *at, const uint8_t *end) 
         Bytes16 bytes;
         memcpy(&bytes, at, sizeof bytes);
         Words2 other = (Words2)((bytes == '"') | (bytes == '\\') | (bytes < 0x20) | (bytes >= 0x80));
-        if (other[0] | other[1]) {
-            if (!other[0]) at += WORD;
-            for (int i = 0; i < WORD && is_plain(*at); i++) at++;
-            return at;
-        }
+        if (other[0]) return at + zero_bytes(other[0]);
+        if (other[1]) return at + WORD + zero_bytes(other[1]);
         at += sizeof bytes;
     }
     while (at < end && is_plain(*at)) at++;

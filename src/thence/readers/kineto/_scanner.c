@@ -113,17 +113,37 @@ static int table_grow(Scan *scan, Table *table) {
     return 1;
 }
 
+static inline uint64_t mixed(uint64_t hash, uint64_t word) {
+    hash = (hash ^ word) * 0xD6E8FEB86659FD93u;
+    return hash ^ hash >> 32;
+}
+
+/* A hash of some bytes. Words with even and with odd numbers are mixed apart, so that the processor does both at once;
+ * the last word overlaps the one before it, and is mixed twice, as its highest byte would change no low bit else. */
+static inline uint64_t hash_of(const uint8_t *content, size_t size) {
+    uint64_t even = size, odd = 0, word = 0;
+    size_t at = 0;
+    for (; size - at > 2 * WORD; at += 2 * WORD) {
+        memcpy(&word, content + at, WORD);
+        even = mixed(even, word);
+        memcpy(&word, content + at + WORD, WORD);
+        odd = mixed(odd, word);
+    }
+    if (size - at > WORD) {
+        memcpy(&word, content + at, WORD);
+        even = mixed(even, word);
+    }
+    if (size >= WORD) memcpy(&word, content + size - WORD, WORD);
+    else
+        for (word = 0; at < size; at++) word = word << 8 | content[at];
+    return mixed(mixed(mixed(even, odd), word), 0);
+}
+
 /* The number of an entry; -1 if too many entries have nearly the same hash, as only texts made for that have.
  * `content` are the bytes that distinguish entries: for a text those in the piece. */
 static inline int32_t table_number(Scan *scan, Table *table, const void *entry, const uint8_t *content, size_t size,
                                    int is_text) {
-    uint64_t hash = size, word;
-    for (size_t at = 0; at < size; at += WORD) {
-        word = 0;
-        memcpy(&word, content + at, size - at < WORD ? size - at : WORD);
-        hash = (hash ^ word) * 0xD6E8FEB86659FD93u;
-        hash ^= hash >> 32;
-    }
+    uint64_t hash = hash_of(content, size);
     size_t slot = hash & table->mask;
     for (int probes = 0; probes < MOST_PROBES; probes++, slot = (slot + 1) & table->mask) {
         uint32_t number = table->slots[slot];
@@ -146,7 +166,7 @@ static inline int32_t table_number(Scan *scan, Table *table, const void *entry, 
             if (extent.length != size) continue;
             known = scan->begin + extent.offset;
         }
-        if (!memcmp(known, content, size)) return (int32_t)number;
+        if (same_bytes(known, content, size)) return (int32_t)number;
     }
     return -1;
 }
@@ -165,7 +185,7 @@ static inline const uint8_t *text_value(Scan *scan, int column, const uint8_t *a
     if (*guess) {
         memcpy(&extent, scan->texts.entries + (*guess - 1) * sizeof extent, sizeof extent);
         const uint8_t *after = at + extent.length;
-        if (extent.length < (size_t)(scan->end - at) && !memcmp(at, scan->begin + extent.offset, extent.length) &&
+        if (extent.length < (size_t)(scan->end - at) && same_bytes(at, scan->begin + extent.offset, extent.length) &&
             ends_value(after, scan->end)) {
             *number = (int32_t)*guess - 1;
             return after;
@@ -208,8 +228,9 @@ static int column_extend(Scan *scan, Column *column, size_t rows, size_t width, 
 static inline uint8_t *column_place(Scan *scan, int number) {
     Column *column = &scan->column[number];
     size_t width = widths[scan->scanner->kind[number]];
-    if (column->rows > scan->rows ||
-        !column_extend(scan, column, scan->rows + 1, width, scan->scanner->missing[number]))
+    if (column->rows == scan->rows && column->rows < column->room) column->rows++; /* the value is written next */
+    else if (column->rows > scan->rows ||
+             !column_extend(scan, column, scan->rows + 1, width, scan->scanner->missing[number]))
         return NULL;
     return column->data + scan->rows * width;
 }
@@ -247,7 +268,7 @@ static inline size_t key_slot(const uint8_t *key, size_t length) {
 static inline const Field *field_of(const Scanner *scanner, int level, const uint8_t *key, size_t length) {
     for (size_t slot = key_slot(key, length); scanner->slots[level][slot]; slot = (slot + 1) % KEY_SLOTS) {
         const Field *field = &scanner->field[scanner->slots[level][slot] - 1];
-        if (field->length == length && !memcmp(field->key, key, length)) return field;
+        if (field->length == length && same_bytes(field->key, key, length)) return field;
     }
     return NULL;
 }
@@ -309,8 +330,9 @@ static inline const uint8_t *members(Scan *scan, const uint8_t *at, int level,
         if (at == end || *at != '"') return NULL;
         const uint8_t *key = at + 1;
         const Field *field = *next ? &scan->scanner->field[*next - 1] : NULL;
-        if (field && field->length < end - key && key[field->length] == '"' && !memcmp(key, field->key, field->length))
-            at = key + field->length + 1;
+        size_t likely = field ? field->length : 0;
+        if (field && (ptrdiff_t)likely < end - key && key[likely] == '"' && same_bytes(key, field->key, likely))
+            at = key + likely + 1;
         else {
             scan->seen.escaped = 0;
             if (!(at = after_string(at, end, &scan->seen)) || scan->seen.escaped) return NULL;
