@@ -50,7 +50,9 @@ def _extension(
 
 _EXTENSIONS = {
     # rt has timer_create, before glibc 2.34
-    "compiled probe": _extension("thence.capture.boundaries._probe", "capture/boundaries", "_stack.h", libraries=("rt",)),
+    "compiled probe": _extension(
+        "thence.capture.boundaries._probe", "capture/boundaries", "_stack.h", libraries=("rt",)
+    ),
     "compiled scanner": _extension("thence.readers.kineto._scanner", "readers/kineto", "_json.h", "-O3"),
 }
 
