@@ -24,6 +24,9 @@ MAX_RATIO = 5
 that is smaller than that is refused, because Polars aborts where it ends."""
 MIN_RATIO = 1
 """Bytes of memory for each decompressed byte, at least: real traces of torch.profiler take 1.8."""
+_SMALL: Bytes = 16_000_000
+"""Of a smaller input it is not asked how much memory is free: any machine on which thence starts has so much, and
+thousands of small files would be asked about."""
 _LIBRARIES: Bytes = 800_000_000
 _THREAD: Bytes = 300_000_000
 _MAX_THREADS: Bytes = 1_600_000_000
@@ -58,7 +61,7 @@ def check_memory(name: str = "", decompressed: Bytes = 0) -> None:
             f"{subject}the address space of this process is limited to {_mb(limit)} (ulimit -v), and {_mb(needed)} "
             f"are needed{way_out}"
         )
-    free = free_bytes() if decompressed else None
+    free = free_bytes() if decompressed >= _SMALL else None
     if free is not None and free < MIN_RATIO * decompressed:
         raise MissingRequirement(
             f"{subject}needs more than {_mb(MIN_RATIO * decompressed)} of memory, and {_mb(free)} are free; read it "

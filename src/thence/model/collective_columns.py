@@ -60,8 +60,10 @@ def described(raw: Mapping[str, Any]) -> pl.DataFrame:
 
 def _known_numbers(values: Any, name: str) -> npt.NDArray[np.int64]:
     """The numbers of a column of `NUMBERS`, `_UNKNOWN` for those that are missing, negative or impossibly large."""
-    column = pl.Series(values, strict=False).cast(pl.Int64)
-    known = (column.fill_null(_UNKNOWN) if column.null_count() else column).to_numpy()
+    known = values
+    if not isinstance(values, np.ndarray) or values.dtype != np.int64:
+        column = pl.Series(values, strict=False).cast(pl.Int64)
+        known = (column.fill_null(_UNKNOWN) if column.null_count() else column).to_numpy()
     most = 1 << 31 if name in _INT32 else 1 << 62
     return np.where((known >= 0) & (known < most), known, _UNKNOWN)
 

@@ -113,6 +113,7 @@ class Table:
         meaning: what one row is.
         columns: in order.
         required: names of columns that are never null.
+        schema: Polars schema: column name to type.
         nothing: the frame without rows, and one null of each column, made when they are first used: thousands of small
             inputs need them.
     """
@@ -121,12 +122,11 @@ class Table:
     meaning: str
     columns: tuple[Column, ...]
     required: tuple[str, ...] = ()
+    schema: dict[str, Any] = field(init=False, repr=False, compare=False)
     nothing: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    @property
-    def schema(self) -> dict[str, Any]:
-        """Polars schema: column name to type."""
-        return {column.name: column.dtype for column in self.columns}
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schema", {column.name: column.dtype for column in self.columns})
 
     def frame(self, columns: Mapping[str, Any]) -> pl.DataFrame:
         """A frame with this schema; columns that are not given are null.
@@ -155,7 +155,9 @@ class Table:
 
     def lacking(self, frame: pl.DataFrame) -> list[str]:
         """The required columns that are null in some row of a frame with this schema."""
-        return [name for name in self.required if frame[name].null_count()]
+        if not frame.height:
+            return []
+        return [name for name in self.required if frame.get_column(name).null_count()]
 
     def complete(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Returns a frame with this schema, after a check that no required column holds a null.

@@ -11,6 +11,7 @@ Profilers write rows nearly sorted by time, which `in_order` makes use of.
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,9 +80,15 @@ def positions_of_functions(category: pl.Series) -> pl.Series:
     """
     python = category == "python"
     if not python.any():
-        return pl.Series([None], dtype=pl.Enum(POSITIONS)).new_from_index(0, len(category))
+        return _no_position().new_from_index(0, len(category))
     function = pl.lit(Position.FUNCTION.value, pl.Enum(POSITIONS))
     return pl.select(pl.when(pl.lit(python)).then(function)).to_series()
+
+
+@cache
+def _no_position() -> pl.Series:
+    """A column of one null."""
+    return pl.Series([None], dtype=pl.Enum(POSITIONS))
 
 
 def ranges_among_ops(ops: Iterable[str], operators: Iterable[str], ranges: Iterable[str]) -> set[str]:

@@ -66,20 +66,15 @@ def _renumbered(piece: Arrays, names: dict[str, int], lanes: dict[Any, int], sai
         if key.endswith(".lane") and isinstance(values, np.ndarray):
             columns[key] = lane[values]
         elif key in ("gpu.name", "host.name", "host.kernel", "host.metadata", "host.inputs"):
-            columns[key] = _gathered(name, values)
+            columns[key] = name[values]
         elif key == "gpu.annotation":
-            columns[key] = _gathered(annotation, values)
+            columns[key] = annotation[values]
     return columns
 
 
 def _numbered(values: Iterable[Any], numbers: dict[Any, int]) -> Array:
-    return np.array([numbers.setdefault(value, len(numbers)) for value in values], np.int32)
-
-
-def _gathered(numbers: Array, values: Array) -> Array:
-    """The file's number for each number of the piece; -1 stays -1."""
-    with_none: Array = np.append(numbers, np.int32(-1))  # index -1 selects the last element
-    return with_none[values]
+    """The file's number for each number of the piece; -1, as an index the last one, stays -1."""
+    return np.array([*(numbers.setdefault(value, len(numbers)) for value in values), -1], np.int32)
 
 
 class _GrowingArray:

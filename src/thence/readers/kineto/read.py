@@ -98,7 +98,8 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     """
     begun = Begun.of(source)
     envelope, columns = begun.envelope, _decoded_columns(begun, progress)
-    gpu, host = _table(columns, "gpu"), _table(columns, "host")
+    of_table = _tables(columns)
+    gpu, host = of_table.pop("gpu"), of_table.pop("host")
     metadata = envelope.metadata
     names = pl.Series("name", columns["names"], pl.String)
 
@@ -117,9 +118,8 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         *(f"{source.name}: {text}" for text in _warnings(columns, gpu, host, lanes)),
     ]
     gpu_order, host_order = _gpu_order(gpu), _host_order(host, lanes)
-    flows, threads = _table(columns, "flow"), _table(columns, "thread")
-    moved = _table(columns, "collective")
-    places, sentences = graph_places(_table(columns, "joined"), annotated, gpu_order)
+    flows, threads, moved = (of_table.pop(name) for name in ("flow", "thread", "collective"))
+    places, sentences = graph_places(of_table.pop("joined"), annotated, gpu_order)
     warnings += [f"{source.name}: {text}" for text in sentences]
     on_host = np.isin(threads["lane"], _distinct(host["lane"], len(columns["lanes"])))
     calls = waiting_calls(host, host_order, columns["names"])
@@ -142,7 +142,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         losses=lost,
         ranks_stated=stated is not None,
     )
-    said = waiting_facts(_table(columns, "waiting"), np.unique(gpu["rank"]).tolist())
+    said = waiting_facts(of_table.pop("waiting"), np.unique(gpu["rank"]).tolist())
     return with_waiting(dataclasses.replace(tables, meta=meta), said, calls)
 
 
@@ -155,10 +155,14 @@ def _decoded_columns(begun: Begun, progress: Callable[[int], None]) -> Arrays:
     return columns
 
 
-def _table(columns: Arrays, name: str) -> Arrays:
-    """Removes and returns the columns of one table, so that each can be freed after use."""
-    prefix = f"{name}."
-    return {key.removeprefix(prefix): columns.pop(key) for key in list(columns) if key.startswith(prefix)}
+def _tables(columns: Arrays) -> dict[str, Arrays]:
+    """Removes the columns of all tables, and returns those of each, so that each can be freed after use."""
+    tables: dict[str, Arrays] = {}
+    for key in list(columns):
+        table, dot, name = key.partition(".")
+        if dot:
+            tables.setdefault(table, {})[name] = columns.pop(key)
+    return tables
 
 
 def _choose_device_and_stream(gpu: Arrays, lanes: list[tuple[Any, Any]], said: list[str], *, inline: bool) -> Written:

@@ -344,8 +344,14 @@ def _without(values: Array, missing: Array) -> pl.Series:
     if not missing.any():
         return pl.Series(values)
     if missing.all():
-        return pl.Series([None], dtype=pl.Int64).new_from_index(0, len(values))
+        return _null(pl.Int64).new_from_index(0, len(values))
     return pl.Series(values).set(pl.Series(missing), None)
+
+
+@functools.cache
+def _null(dtype: type[pl.DataType]) -> pl.Series:
+    """A column of one null."""
+    return pl.Series([None], dtype=dtype)
 
 
 def _chosen(values: tuple[str, ...], numbers: Array) -> pl.Series:
@@ -410,7 +416,7 @@ def host_frame(host: Arrays, order: Array, lanes: Lanes, names: pl.Series, flows
 def _texts(names: pl.Series, number: Array) -> pl.Series:
     """Texts by their numbers, null for -1."""
     if (number < 0).all():
-        return pl.Series([None], dtype=pl.Categorical()).new_from_index(0, len(number))
+        return _null(pl.Categorical).new_from_index(0, len(number))
     rows = pl.Series(number)
     return names.cast(pl.Categorical()).gather(rows.set(rows < 0, None).cast(pl.UInt32))
 
