@@ -114,3 +114,15 @@ def rows_by_number(numbers: npt.NDArray[np.integer[Any]]) -> list[tuple[int, npt
     order = np.argsort(numbers, kind="stable")
     found, first = np.unique(numbers[order], return_index=True)
     return list(zip(found.tolist(), np.split(order, first[1:]), strict=True)) if len(found) else []
+
+
+def distinct(values: Int64) -> Int64:
+    """The distinct values, ascending, shape (m,).
+
+    Without further results, `np.unique` numbers values in a hash table: where most values differ, that takes twenty
+    times as long.
+    """
+    ordered = np.sort(values)
+    first = np.ones(len(ordered), np.bool_)
+    first[1:] = ordered[1:] != ordered[:-1]
+    return ordered[first]

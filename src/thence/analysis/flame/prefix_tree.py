@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from thence.model.grouped_intervals import distinct
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.phases import Phase
 from thence.model.trees import depths, subtree_minima, subtree_sums, trie
@@ -183,7 +184,7 @@ def _distinct(members: pl.Series, parent: Int64, depth: Int64, leaf: Int64) -> I
     bounds = np.searchsorted(-depth[node], np.arange(-int(depth[node].max(initial=0)), 2))
     result, node_members = np.zeros(len(parent), np.int64), np.empty(0, np.int64)
     for low, high in itertools.pairwise(bounds.tolist()):
-        node_members = np.unique(np.concatenate([node_members, node[low:high] * size + gpu[low:high]]))
+        node_members = distinct(np.concatenate([node_members, node[low:high] * size + gpu[low:high]]))
         np.add.at(result, node_members // size, 1)
         node_members = parent[node_members // size] * size + node_members % size
     return result

@@ -34,7 +34,7 @@ import polars as pl
 
 from thence.analysis.soundness.evidence import Evidence, Judgement, called
 from thence.analysis.soundness.findings import MISSING, UNKNOWN_LAUNCHES, Finding, NotChecked
-from thence.model.grouped_intervals import rows_by_number
+from thence.model.grouped_intervals import distinct, rows_by_number
 from thence.model.intervals import NEVER, NO_ROW, union_lengths
 from thence.model.kernel_names import short_names
 from thence.model.launches import COUNTED
@@ -635,7 +635,7 @@ def listed_twice(evidence: Evidence) -> Judgement:
     - Two launches of one thread with equal name, duration and correlation id.
     """
     judgement = Judgement()
-    copies = np.unique(np.concatenate([_equal_rows(evidence), _of_one_launch(evidence), _of_one_node(evidence)]))
+    copies = distinct(np.concatenate([_equal_rows(evidence), _of_one_launch(evidence), _of_one_node(evidence)]))
     launches = _equal_launches(evidence)
     ranks = evidence.tables.gpu["rank"].to_numpy()[copies]
     work = dict(rows_by_number(ranks))
@@ -652,7 +652,7 @@ def _equal_rows(evidence: Evidence) -> Int64:
     rows, stream = evidence.by_stream
     start = evidence.tables.gpu["start"].to_numpy()[rows]
     same = np.flatnonzero((start[1:] == start[:-1]) & (stream[1:] == stream[:-1]))
-    suspects = np.sort(rows[np.unique(np.concatenate([same, same + 1]))])
+    suspects = np.sort(rows[distinct(np.concatenate([same, same + 1]))])
     part = evidence.tables.gpu[suspects].select(_SAME)
     copies = part.select((~pl.struct(pl.all()).is_first_distinct()).arg_true()).to_series()
     rows_of_copies: Int64 = suspects[copies.to_numpy()]

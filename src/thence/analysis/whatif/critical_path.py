@@ -17,7 +17,7 @@ import polars as pl
 from thence.analysis.idle.host_causes import CAUSES, NUMBER, host_causes
 from thence.analysis.idle.host_threads import HostThreads, InnermostRows
 from thence.analysis.whatif.edges import EDGES
-from thence.model.grouped_intervals import rows_by_number
+from thence.model.grouped_intervals import distinct, rows_by_number
 from thence.model.intervals import NEVER, NO_ROW, Intervals
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _path(program: Program) -> tuple[Int64, Int64]:
         further = further[further != NO_ROW]
         if not len(further):
             break
-        reached = np.union1d(reached, further)
+        reached = distinct(np.concatenate([reached, further]))
         jump = np.where(jump == NO_ROW, NO_ROW, jump[jump])
     return reached, kind[reached[1:]].astype(np.int64)
 

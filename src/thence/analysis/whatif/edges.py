@@ -16,7 +16,7 @@ import polars as pl
 
 from thence.analysis.idle.host_threads import thread_numbers
 from thence.attribution.waiting import event_edges, launches_by_stream
-from thence.model.grouped_intervals import rows_by_number
+from thence.model.grouped_intervals import distinct, rows_by_number
 from thence.model.intervals import NO_ROW
 from thence.model.tables import API_CALLS
 from thence.model.thresholds import (
@@ -369,7 +369,7 @@ def add_waits(builder: GraphBuilder) -> Int64:
     fits = gpu.end[activity] <= host.end[rows[wait]] + EARLY_RETURN_NS
     fits &= gpu.start[activity] <= host.end[rows[wait]]
     wait, activity = wait[fits], activity[fits]
-    chosen = np.unique(wait)
+    chosen = distinct(wait)
     row = rows[chosen]
     begins = builder.add_nodes(host.start[row], CALL, work.thread[row], row)
     result[chosen] = builder.add_nodes(host.end[row], END, work.thread[row], row)

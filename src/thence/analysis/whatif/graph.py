@@ -47,6 +47,7 @@ from thence.analysis.whatif.edges import (
 )
 from thence.analysis.whatif.simulation import Graph
 from thence.errors import MissingData
+from thence.model.grouped_intervals import distinct
 from thence.model.intervals import NO_ROW, Intervals
 from thence.model.tables import API_CALLS
 
@@ -193,7 +194,7 @@ def _graph(
     """
     trace, host, launch = work.trace, work.host, work.launch
     builder = GraphBuilder(work)
-    calls = np.unique(launch[launch != NO_ROW])
+    calls = distinct(launch[launch != NO_ROW])
     call_node = np.full(trace.host.height, NO_ROW)
     call_node[calls] = builder.add_nodes(host.start[calls], CALL, work.thread[calls], calls)
     moves = add_collective_ends(builder, instances)

@@ -112,16 +112,17 @@ def _decoded_here(piece: Piece, path: str) -> Columns:
     return decode(_json(piece, path), annotated=piece.annotated)
 
 
-def _json(piece: Piece, path: str) -> bytes | bytearray:
+def _json(piece: Piece, path: str) -> bytes | memoryview:
     """The events of a piece as a JSON array."""
     if piece.events is not None:
         return b"[" + piece.events + b"]"
-    array = bytearray(piece.size + 2)
+    array = np.empty(piece.size + 2, np.uint8)  # a bytearray would be filled with zeros first
     with Path(path).open("rb") as file:
         file.seek(piece.offset)
-        file.readinto(memoryview(array)[1:-1])
+        read = file.readinto(array[1:-1].data)
+    array[1 + read :] = 0  # of a file that has become shorter
     array[0], array[-1] = b"[]"
-    return array
+    return array.data
 
 
 def _decoded_ahead(pieces: Iterator[Piece], workers: _Workers, enough: int, ahead: int) -> Generator[Columns]:

@@ -249,7 +249,7 @@ class _Codes(dict[Any, int]):
         return code
 
 
-def decode(piece: bytes | bytearray, *, annotated: bool = False) -> Columns:
+def decode(piece: bytes | memoryview, *, annotated: bool = False) -> Columns:
     """The columns of one piece.
 
     Args:

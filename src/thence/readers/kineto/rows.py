@@ -79,7 +79,7 @@ class DecodedRows:
     """
 
     def __init__(
-        self, events: Sequence[Event], text: bytes | bytearray | Sequence[bytes], positions: Array | None = None
+        self, events: Sequence[Event], text: bytes | memoryview | Sequence[bytes], positions: Array | None = None
     ) -> None:
         self._events = events
         self._text = text
@@ -132,7 +132,7 @@ class DecodedRows:
 
     def texts(self, rows: Array) -> list[bytes]:
         """As `Rows.texts`."""
-        if isinstance(self._text, bytes | bytearray):
+        if isinstance(self._text, bytes | memoryview):
             self._text = _raw_events.decode(self._text)
         positions = rows if self._positions is None else self._positions[rows]
         return [bytes(self._text[position]) for position in positions.tolist()]

@@ -69,7 +69,7 @@ _distinct_values: dict[str, Any] = {
 }
 
 
-def scanned(piece: bytes | bytearray) -> ScannedRows | None:
+def scanned(piece: bytes | memoryview) -> ScannedRows | None:
     """The events of a piece; None if there is no compiled scanner, or if it refuses the piece.
 
     Args:
@@ -83,7 +83,7 @@ def scanned(piece: bytes | bytearray) -> ScannedRows | None:
     return None if found is None else ScannedRows(_Scan(piece, *found))
 
 
-def is_scanned(piece: bytes | bytearray) -> bool:
+def is_scanned(piece: bytes | memoryview) -> bool:
     """Whether the compiled scanner reads this piece."""
     with suppress(msgspec.MsgspecError, ValueError, RecursionError):
         return scanned(piece) is not None
@@ -114,7 +114,7 @@ class _Scan:
 
     def __init__(
         self,
-        piece: bytes | bytearray,
+        piece: bytes | memoryview,
         rows: int,
         non_ascii: bool,  # noqa: FBT001 - as the compiled module gives it
         extents: Any,

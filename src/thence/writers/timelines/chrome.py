@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from thence.model.grouped_intervals import distinct
 from thence.model.json_fields import NotAsWritten, decoded
 from thence.model.places import GRAPH_LABELS, STATED
 from thence.writers.timelines.label_arguments import annotations_of, collective_arguments, graph_arguments
@@ -352,7 +353,7 @@ def _arrows(timeline: Timeline) -> pl.Series:
     launch = timeline.trace.places["launch"]
     rows = np.flatnonzero(launch.is_not_null().to_numpy())
     calls = launch.drop_nulls().cast(pl.Int64).to_numpy()
-    begun = np.unique(calls)
+    begun = distinct(calls)
     on_thread = (_pid(timeline, pl.col("process")), pl.col("thread"))
     on_stream = (_pid(timeline, pl.col("device")), pl.col("stream").fill_null(0))
     backward = np.flatnonzero((host["forward"].is_not_null() & host["sequence"].is_not_null()).to_numpy())
