@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -71,14 +71,15 @@ def job_ranks(shown: Iterable[int], size: int | None, members: Iterable[str | No
         size: number of ranks of the job; None if unknown.
         members: the ranks of each process group, as the producers wrote them.
     """
-    present = set(shown)
-    expected = set(range(size or 0))
+    present, listed, end = set(shown), set[int](), size or 0
     for text in set(filter(None, members)):
         numbers, whole = _listed(text)
         if whole:
-            expected.update(number for number in numbers if number < _MAX_RANKS)
-    missing: list[range] = []
-    for rank in sorted(expected - present):
+            listed.update(number for number in numbers if number < _MAX_RANKS)
+    # A job has up to a million ranks, and a file shows one: only what lies between those shown is looked at.
+    edges = [-1, *sorted(rank for rank in present if 0 <= rank < end), end]
+    missing = [range(low + 1, high) for low, high in pairwise(edges) if high - low > 1]
+    for rank in sorted(rank for rank in listed - present if rank >= end):
         if missing and missing[-1].stop == rank:
             missing[-1] = range(missing[-1].start, rank + 1)
         else:
