@@ -592,9 +592,10 @@ class Trace:
             MissingData: the trace holds no device activity, or nothing of that kind.
         """
         shown = self.typical
+        tables = shown.tables  # before the report, which of a store would read each rank's once more
         found = shown.report(by or shown.default_kind)
         return first_screens.first_screen(
-            shown.tables,
+            tables,
             self.headline,
             found,
             shown.quick_idle,

@@ -111,6 +111,8 @@ class StoredTrace(Trace):
         if by in SUMMARISED_BY and self._ranks_only:
             frames = self.store.report(self.selection.ranks)
         elif by in MERGED_BY and self.selection.window_ns is None:
+            if "tables" in vars(self):  # which are not read once more
+                return replace(super().report(by), meta=self.meta)
             frames = self._summarised(by)
         else:  # the times of a window count from the first activity of all ranks
             return super().report(by)
