@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -55,9 +56,11 @@ def mutant(kinds: list[list[Any]], dice: random.Random) -> bytes:
     """A piece of some events with a few changes of values, of bytes, of both, or of neither."""
     tree = [dice.choice(dice.choice(kinds)) for _ in range(dice.randrange(1, MOST_EVENTS))]
     kind = dice.randrange(8)
-    if kind < 6:
-        tree = mutated(tree, dice)
-    text = json.dumps(tree, default=lambda value: value.decode("latin-1"), **dice.choice(_SHAPES))
+    text = "[]"
+    with suppress(RecursionError):  # changes may nest deeper than Python copies or writes
+        if kind < 6:
+            tree = mutated(tree, dice)
+        text = json.dumps(tree, default=lambda value: value.decode("latin-1"), **dice.choice(_SHAPES))
     piece = text.encode("utf-8", "surrogatepass")
     return damaged(piece, dice) if kind in (5, 6) else piece
 

@@ -207,7 +207,7 @@ def test_times_are_exact(whole: int, decimals: str, negative: bool) -> None:
         assert rows is None
     else:
         assert rows is not None
-        assert rows.times("ts").tolist() == [round(Decimal(text) * 1000)]
+        assert rows().times("ts").tolist() == [round(Decimal(text) * 1000)]
 
 
 def test_columns_take_no_more_memory_than_some_times_the_piece() -> None:

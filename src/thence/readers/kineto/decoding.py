@@ -40,6 +40,8 @@ _MAX_AHEAD = 64
 """Maximum pieces of a plain file that are submitted before the caller takes the first; their columns take some 45 MB,
 at a time when the joined columns of the file are still small. Of a smaller file it is a quarter of its pieces."""
 
+_MAX_THREADS = 4
+"""Maximum number of threads: one makes columns of what the others scan, and three scan faster than that."""
 _BYTES_OF_A_THREAD = 24 << 20
 """Bytes of a file for each thread: glibc keeps for each some 30 MB of what the columns of its pieces took."""
 
@@ -102,7 +104,7 @@ def _beside(
     if processes is None and (first := next(pieces, None)) is not None:
         pieces = chain((first,), pieces)
         if is_scanned(_json(first, path)):
-            threads = min(count, max(2, expected_bytes // _BYTES_OF_A_THREAD))
+            threads = min(count, _MAX_THREADS, max(2, expected_bytes // _BYTES_OF_A_THREAD))
             return _decoded_ahead(pieces, _Threads(path, threads), 2 * threads, ahead)
     processes = processes or Processes.start(count)
     return _decoded_ahead(pieces, _InProcesses(path, processes), 2 * len(processes.pipes), ahead)

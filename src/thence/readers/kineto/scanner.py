@@ -24,7 +24,7 @@ from thence.readers.kineto.rows import INPUTS, UNSIGNED
 from thence.readers.kineto.times import NO_TIME_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
     from thence.model.arrays import Array
@@ -69,24 +69,27 @@ _distinct_values: dict[str, Any] = {
 }
 
 
-def scanned(piece: bytes | memoryview) -> ScannedRows | None:
+def scanned(piece: bytes | memoryview) -> Callable[[], ScannedRows] | None:
     """The events of a piece; None if there is no compiled scanner, or if it refuses the piece.
 
     Args:
         piece: a JSON array of events.
 
-    Raises:
-        MsgspecError, ValueError: a text is not valid UTF-8, or not of the type of its field.
+    Returns:
+        A function of the events. What this function does before it returns needs no GIL; what that one does, does.
+        It raises MsgspecError or ValueError if a text is not valid UTF-8, or not of the type of its field.
     """
     module = compiled_scanner()
     found = None if module is None else _scanner(module).scan(piece)
-    return None if found is None else ScannedRows(_Scan(piece, *found))
+    return None if found is None else lambda: ScannedRows(_Scan(piece, *found))
 
 
 def is_scanned(piece: bytes | memoryview) -> bool:
     """Whether the compiled scanner reads this piece."""
     with suppress(msgspec.MsgspecError, ValueError, RecursionError):
-        return scanned(piece) is not None
+        if (rows := scanned(piece)) is not None:
+            rows()
+            return True
     return False
 
 
