@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.grouping.data_types import data_types
 from thence.analysis.grouping.kernel_groups import communicates
 from thence.attribution.work.activity_work import activity_work
 from thence.errors import MissingData
@@ -83,11 +82,9 @@ def activity_rooflines(trace: Attributed, peaks: Mapping[tuple[int, int], Peaks]
         columns rank, device, duration, reason (of `REASONS`; null where there is a roofline), and, null where there is
         none: dtype (of the FLOP), flop, bytes, compute_ns (FLOP / peak), roofline_ns, bound (of `BOUNDS`), work_rule.
     """
-    types = data_types(trace)
-    work = activity_work(trace, types)
     activities = (
         trace.gpu.select("rank", "device", "kind", "duration", "name", "program", communicates=communicates(trace))
-        .hstack(work)
+        .hstack(activity_work(trace).cast({"dtype": pl.String}))
         .with_columns(link_bytes=_link_bytes(trace))
         .join(_ceilings(peaks), on=["rank", "device"], how="left", maintain_order="left")
     )

@@ -12,7 +12,6 @@ import pytest
 
 import thence
 from helpers import DATA
-from thence.analysis.grouping.data_types import data_types
 from thence.attribution.work.activity_work import activity_work
 from thence.attribution.work.operator_calls import calls_in_graphs
 from work_traces import Work
@@ -25,7 +24,7 @@ GRAPHS = DATA / "torch" / "graphs"
 
 def work_of(trace: thence.Trace) -> pl.DataFrame:
     tables = trace.tables
-    return tables.gpu.select("name", "duration").hstack(activity_work(tables, data_types(tables)))
+    return tables.gpu.select("name", "duration").hstack(activity_work(tables))
 
 
 def test_a_call_of_two_kernels_counts_once(tmp_path: Path) -> None:

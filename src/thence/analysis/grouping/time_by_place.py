@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.analysis.collectives.missing import why_no_collectives
-from thence.analysis.grouping.data_types import data_types
+from thence.attribution.work.data_types import data_types
 from thence.attribution.work.operator_calls import call_shapes
 from thence.errors import MissingData, UsageError
 from thence.model.attributed import RULE

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from thence.attribution.work.data_types import data_types
 from thence.attribution.work.flop import FLOP
 from thence.attribution.work.instruction_work import instruction_work
 from thence.attribution.work.operands import ELEMENT_TYPES, arguments_of, tensors_of
 from thence.attribution.work.operator_calls import calls_in_graphs, calls_of_operators
 from thence.attribution.work.said import said_work
 from thence.attribution.work.traffic import traffic_of
+from thence.model.attributed import of_each_activity
+from thence.model.peaks import DTYPES
 
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
@@ -28,10 +31,10 @@ WORK: dict[str, Any] = {
     "called": pl.Boolean(),  # whether the inputs of its operator, its instruction, or a statement of a mark are known
     "flop": pl.Float64(),
     "bytes": pl.Float64(),
-    "dtype": pl.String(),
+    "dtype": pl.Enum(DTYPES),
     "work_rule": pl.Enum(RULES),
 }
-"""Columns of `activity_work`: FLOP, bytes of memory traffic, the data type that it computes in, and the source of the
+"""Columns of `activity_work`: whether anything is known of it, FLOP, bytes of memory traffic, the data type that it computes in, and the source of the
 FLOP, or else of the bytes; null where unknown."""
 _DATA_TYPE_BYTES = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "int8": 1}
 """Bytes of an element by the data type in which a kernel computes."""
@@ -41,16 +44,15 @@ _ELEMENT_SIZE = r"OpaqueType<([0-9]{1,2})u?>"
 _SHARED: dict[str, Any] = {"index": pl.UInt32(), "flop": pl.Float64(), "traffic": pl.Float64(), "type": pl.String()}
 
 
-def activity_work(trace: Attributed, data_types: pl.Series) -> pl.DataFrame:
+@of_each_activity
+def activity_work(trace: Attributed) -> pl.DataFrame:
     """The work of each device activity: one row for each row of ``gpu``, in the columns of `WORK`.
 
     Args:
         trace: a trace; its operators have the column ``inputs`` where the profiler recorded shapes.
-        data_types: in which each activity computes, by its name. They also give the size of elements in lists of
-            tensors whose types are not recorded.
     """
     activities = trace.gpu.select(
-        "kind", "duration", "bytes", "name", copied=pl.col("kind").is_in(["memcpy", "memset"]), dtype=data_types
+        "kind", "duration", "bytes", "name", copied=pl.col("kind").is_in(["memcpy", "memset"]), dtype=data_types(trace)
     ).with_row_index()
     result = activities.select("index")
     sources = {
