@@ -60,6 +60,8 @@ class Attributed(Tables):
             where steps begin and end. None if nothing but ranks and devices is selected.
         part_of: the whole trace that this is a part of, and the row in its ``gpu`` of each row of ``gpu``; None of a
             whole trace. `of_each_activity` uses it.
+        work: work of each row of ``gpu`` as a store keeps it (`thence.attribution.work.activity_work`), because host
+            ranges may be missing there; None: it is computed when an analysis asks.
         own: patterns of further files that count as the user's own code (`thence.model.own_code.OwnCode`).
         installed: packages that the trace itself shows to be installed.
     """
@@ -73,6 +75,7 @@ class Attributed(Tables):
     selection: Selection = field(default_factory=Selection)
     unselected: Attributed | None = field(default=None, repr=False)
     part_of: tuple[Attributed, pl.Series] | None = field(default=None, repr=False)
+    work: pl.DataFrame | None = field(default=None, repr=False)
 
     @property
     def around(self) -> Attributed:
@@ -96,15 +99,14 @@ def of_each_activity(compute: Callable[[Attributed], _OfActivities]) -> Callable
     """
     name = f"{compute.__module__}.{compute.__qualname__}"
 
-    @wraps(compute)
-    def once(trace: Attributed) -> _OfActivities:
+    def found(trace: Attributed) -> _OfActivities:
         kept = vars(trace)
         if name not in kept:
-            kept[name] = compute(trace) if trace.part_of is None else once(trace.part_of[0])[trace.part_of[1]]
-        found: _OfActivities = kept[name]
-        return found
+            kept[name] = compute(trace) if trace.part_of is None else found(trace.part_of[0])[trace.part_of[1]]
+        result: _OfActivities = kept[name]
+        return result
 
-    return once
+    return wraps(compute)(found)
 
 
 def concat_attributed(parts: Sequence[Attributed]) -> Attributed:
@@ -130,6 +132,7 @@ def concat_attributed(parts: Sequence[Attributed]) -> Attributed:
     if any(part.shares is not None for part in parts):
         divided = [_shares(part) for part in parts]
         shares = pl.concat([moved(s, 0, {"gpu": at["gpu"][i]}) for i, s in enumerate(divided)])
+    works = [part.work for part in parts if part.work is not None]
     return Attributed(
         **{field.name: getattr(tables, field.name) for field in fields(Tables)},
         places=joined("places", launch="host", step_row="steps"),
@@ -137,6 +140,7 @@ def concat_attributed(parts: Sequence[Attributed]) -> Attributed:
         host_collectives=joined("host_collectives", host="host"),
         shares=shares,
         own=parts[0].own,
+        work=pl.concat(works) if len(works) == len(parts) else None,
         installed=tuple(sorted({package for part in parts for package in part.installed})),
     )
 

@@ -51,6 +51,8 @@ def activity_work(trace: Attributed) -> pl.DataFrame:
     Args:
         trace: a trace; its operators have the column ``inputs`` where the profiler recorded shapes.
     """
+    if trace.work is not None:
+        return trace.work
     activities = trace.gpu.select(
         "kind", "duration", "bytes", "name", copied=pl.col("kind").is_in(["memcpy", "memset"]), dtype=data_types(trace)
     ).with_row_index()
