@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from thence.analysis.activity_rooflines import BOUNDS, REASONS, activity_rooflines, known_peaks
-from thence.analysis.grouping.time_by_place import heading_of, time_by_place
+from thence.analysis.grouping.time_by_place import heading_of, name_of_place, separated_from_steady, time_by_place
 from thence.analysis.steps.windows import selected_steps
 from thence.errors import MissingData
 from thence.model.answer import Answer, Lines, TableView, result_or_reason
@@ -54,11 +54,11 @@ class Roofline(Answer):
             the work that they launched, mfu and hfu (null if no FLOP are known), and known_share, the share of the
             time of that work whose FLOP or bytes are known. Empty without steps, or if only a part of the work is
             selected.
-        rows: name (null: no place), count, total_ns, modelled_ns, flop, bytes, tflops (10^12 FLOP/s in the time with
-            FLOP), gbps (10^9 bytes/s in the time with bytes), intensity (FLOP / bytes of activities that have both),
+        rows: name (the place, or why there is none, as `report` names it), count, total_ns, modelled_ns, flop, bytes,
+            tflops (10^12 FLOP/s in the time with FLOP), gbps (10^9 bytes/s in the time with bytes), intensity (FLOP / bytes of activities that have both),
             bound (of `BOUNDS`, what limits most of its modelled time; unknown if nothing is modelled), roofline_ns,
             headroom_ns, peak_share (roofline_ns / modelled_ns), modelled_share, share (of headroom); the largest
-            headroom first. Null where nothing is known.
+            headroom first; reason (code of why there is no place; null for a place). Null where nothing is known.
         reasons: code, total_ns and text of time without a roofline.
         dtypes: data types of the FLOP, that with most FLOP first.
     """
@@ -102,8 +102,7 @@ class Roofline(Answer):
         """See `Answer`."""
         rows = self.rows
         if self.by == "kernel":
-            names = rows["name"].cast(pl.String)
-            rows = rows.with_columns(name=names.replace(short_names(names.drop_nulls().to_list())))
+            rows = rows.with_columns(pl.col("name").replace(short_names(rows["name"].to_list())))
         return (
             Lines(tuple((text, "") for text in self.about())),
             TableView(rows, {"name": self.heading, **_HEADINGS}, rows_shown=20, bar="headroom_ns"),
@@ -174,10 +173,16 @@ def roofline(trace: Attributed, by: str, given: Peaks | None = None) -> Roofline
         raise MissingData(f"{', '.join(trace.meta.inputs)}: there is no device activity")
     peaks = known_peaks(trace, given)
     activities = activity_rooflines(trace, peaks)
-    shared = shared_among_places(time_by_place(trace, by), activities)
-    rows = summed(shared.group_by("name", maintain_order=True)).sort("headroom_ns", "total_ns", descending=True)
-    rows = rows.with_columns(share=pl.col("headroom_ns") / max(float(rows["headroom_ns"].sum()), 1.0))
-    totals = summed(shared.with_columns(name=pl.lit(0)).group_by("name", maintain_order=True)).row(0, named=True)
+    shared = shared_among_places(separated_from_steady(trace, time_by_place(trace, by), by), activities)
+    rows = (
+        summed(shared.group_by("place", "no_place", maintain_order=True))
+        .rename({"no_place": "reason"})
+        .with_columns(pl.col("reason").cast(pl.String), name=name_of_place())
+        .sort("headroom_ns", "total_ns", "name", descending=[True, True, False])
+        .with_columns(share=pl.col("headroom_ns") / pl.max_horizontal(pl.col("headroom_ns").sum(), 1.0))
+        .select("name", pl.exclude("name", "place", "reason"), "reason")
+    )
+    totals = summed(shared.with_columns(place=pl.lit(0)).group_by("place", maintain_order=True)).row(0, named=True)
     with_flop = int(activities.filter(pl.col("flop").is_not_null())["duration"].sum())
     reasons = (
         activities.filter(pl.col("reason").is_not_null())
@@ -217,9 +222,9 @@ def shared_among_places(parts: pl.DataFrame, activities: pl.DataFrame) -> pl.Dat
         activities: as `activity_rooflines` returns them.
 
     Returns:
-        columns name (the place), part (ns) and those of ``activities``, with the part's share of work and roofline.
+        columns place, no_place (why there is none), part (ns) and those of ``activities``, with the part's share of work and roofline.
     """
-    placed = parts.select("gpu", name="place", part="duration")
+    placed = parts.select("gpu", "place", no_place="reason", part="duration")
     row = pl.col("gpu").cast(pl.UInt32)
     shared = placed.hstack(activities[placed.select(row).to_series()].drop("rank", "device"))
     share = pl.when(pl.col("duration") > 0).then(pl.col("part") / pl.col("duration")).otherwise(0.0)

@@ -48,7 +48,7 @@ def work_of(trace: Attributed, step: pl.Series, shared_by: int) -> pl.DataFrame:
     for kind in (None, *KINDS):
         parts = time_by_place(trace, kind or "kind")
         placed = shared_among_places(parts, activities).with_columns(step=step.gather(parts["gpu"].cast(pl.UInt32)))
-        name = pl.lit(ALL) if kind is None else pl.col("name").cast(pl.String)
+        name = pl.lit(ALL) if kind is None else pl.col("place").cast(pl.String)
         frames.append(
             placed.filter(pl.col("step") != NO_ROW, pl.col("roofline_ns").is_not_null())
             .rechunk()

@@ -20,7 +20,13 @@ import polars as pl
 
 from thence.analysis.activity_rooflines import WORK_SUMS, summed_work, tflops, work_of_parts
 from thence.analysis.grouping.layers import folded_rows, tree_rows
-from thence.analysis.grouping.time_by_place import heading_of, separated_from_steady, split_by_weight, time_by_place
+from thence.analysis.grouping.time_by_place import (
+    heading_of,
+    name_of_place,
+    separated_from_steady,
+    split_by_weight,
+    time_by_place,
+)
 from thence.analysis.idle.gaps import idle_inside_programs
 from thence.analysis.no_device_work import no_device_work
 from thence.analysis.selection.windows import covers_only_part, span_and_busy, windows_of_selection
@@ -33,7 +39,7 @@ from thence.model.kernel_names import short_names
 from thence.model.own_code import short_places
 from thence.model.places import KINDS as PLACE_KINDS
 from thence.model.places import LAYERED, STATED, STATED_XLA
-from thence.model.reasons import REASONS, SEPARATE, Reason, reason_of, text_of
+from thence.model.reasons import SEPARATE, Reason, reason_of, text_of
 from thence.model.tables import KINDS
 from thence.model.totals import must
 from thence.units import format_count, format_ns, format_share, several
@@ -444,7 +450,6 @@ def _separate_work(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
 
 def _rows(trace: Attributed, parts: pl.DataFrame, totals: Totals, by: str) -> tuple[pl.DataFrame, Ns]:
     """The rows of the table, and the time in which several of them ran."""
-    reason = pl.format("[{}]", pl.col("reason").cast(pl.String).replace(REASONS))
     keys = ("place", "reason", *(("position",) if "position" in parts.columns else ()))
     exposed, overlapped = _exposed(trace, parts, totals, keys)
     grouped = (
@@ -459,9 +464,7 @@ def _rows(trace: Attributed, parts: pl.DataFrame, totals: Totals, by: str) -> tu
             backward_ns=pl.col("duration").filter(pl.col("phase") == "backward").sum(),
         )
         .with_columns(
-            name=pl.coalesce(pl.col("place").cast(pl.String), reason),
-            attributed=pl.col("place").is_not_null(),
-            reason=pl.col("reason").cast(pl.String),
+            name=name_of_place(), attributed=pl.col("place").is_not_null(), reason=pl.col("reason").cast(pl.String)
         )
     )
     if by != "hlo":
