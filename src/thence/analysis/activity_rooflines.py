@@ -17,7 +17,7 @@ from thence.attribution.work.activity_work import activity_work
 from thence.errors import MissingData
 from thence.model.attributed import of_each_activity
 from thence.model.collective_kinds import bandwidths, kind_of
-from thence.model.peaks import DTYPES, peaks_of
+from thence.model.peaks import DTYPES, measured_peaks_of, peaks_at_clock, peaks_of
 from thence.model.thresholds import MAX_OVER_PEAK, SHORT_KERNEL_NS
 
 if TYPE_CHECKING:
@@ -69,6 +69,23 @@ def known_peaks(trace: Attributed, given: Peaks | None) -> dict[tuple[int, int],
             "thence roofline --measure-peaks measures them"
         )
     return found
+
+
+def attainable_peaks(trace: Attributed) -> dict[tuple[int, int], Peaks]:
+    """What each device attains, by rank and device; devices of which the trace does not tell it are left out.
+
+    It is what was measured on the machine before it was recorded, else the peaks at the clock that was sampled.
+    """
+    measured = [fact["measured_peaks"] for fact in trace.meta.facts if fact.get("measured_peaks")]
+    result = {}
+    for device in trace.meta.devices:
+        name = device.name or ""
+        found = [peaks for kept in measured if (peaks := measured_peaks_of(name, kept)) is not None]
+        at_clock = None if device.clock_mhz is None else peaks_at_clock(name, device.clock_mhz)
+        peaks = found[0] if found else at_clock
+        if peaks is not None:
+            result[device.rank, device.device] = peaks
+    return result
 
 
 def _names_of_devices(trace: Attributed) -> dict[tuple[int, int], str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.analysis.activity_rooflines import BOUNDS, REASONS, activity_rooflines, known_peaks
+from thence.analysis.activity_rooflines import BOUNDS, REASONS, activity_rooflines, attainable_peaks, known_peaks
 from thence.analysis.grouping.time_by_place import heading_of, name_of_place, separated_from_steady, time_by_place
 from thence.analysis.steps.windows import selected_steps
 from thence.errors import MissingData
@@ -23,16 +23,18 @@ from thence.model.totals import close, must
 from thence.units import format_ns, format_share, several
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from thence.model.attributed import Attributed
     from thence.model.peaks import Peaks
 
 _HEADINGS = {
     "total_ns": "total", "headroom_ns": "headroom", "share": "of headroom", "bound": "bound by", "tflops": "TFLOP/s",
-    "gbps": "GB/s", "intensity": "FLOP/byte", "peak_share": "of roofline", "modelled_share": "modelled",
-    "count": "count",
+    "gbps": "GB/s", "intensity": "FLOP/byte", "peak_share": "of roofline", "attainable_share": "of attainable",
+    "modelled_share": "modelled", "count": "count",
 }  # fmt: skip
+_OF_ACTIVITY = ("flop", "bytes", "compute_ns", "roofline_ns", "attainable_ns")
+"""Columns of activities that are divided among places."""
 STEPS = {
     "rank": pl.Int32(), "device": pl.Int32(), "steps": pl.Int64(), "duration_ns": pl.Int64(), "flop": pl.Float64(),
     "recomputed_flop": pl.Float64(), "mfu": pl.Float64(), "hfu": pl.Float64(), "known_share": pl.Float64(),
@@ -55,12 +57,15 @@ class Roofline(Answer):
             time of that work whose FLOP or bytes are known. Empty without steps, or if only a part of the work is
             selected.
         rows: name (the place, or why there is none, as `report` names it), count, total_ns, modelled_ns, flop, bytes,
-            tflops (10^12 FLOP/s in the time with FLOP), gbps (10^9 bytes/s in the time with bytes), intensity (FLOP / bytes of activities that have both),
-            bound (of `BOUNDS`, what limits most of its modelled time; unknown if nothing is modelled), roofline_ns,
-            headroom_ns, peak_share (roofline_ns / modelled_ns), modelled_share, share (of headroom); the largest
-            headroom first; reason (code of why there is no place; null for a place). Null where nothing is known.
+            tflops (10^12 FLOP/s in the time with FLOP), gbps (10^9 bytes/s in the time with bytes), intensity (FLOP /
+            bytes of activities that have both), bound (of `BOUNDS`, what limits most of its modelled time; unknown if
+            nothing is modelled), roofline_ns, headroom_ns, peak_share (roofline_ns / modelled_ns), attainable_share
+            (the same at the peaks of ``attainable``), modelled_share, share (of headroom), reason (code of why there
+            is no place; null for a place); the largest headroom first. Null where nothing is known.
         reasons: code, total_ns and text of time without a roofline.
         dtypes: data types of the FLOP, that with most FLOP first.
+        attainable: of each device of which the trace tells it, what it attains (measured, or at the clock that it ran
+            at), as `peaks`.
     """
 
     by: str
@@ -71,6 +76,7 @@ class Roofline(Answer):
     rows: pl.DataFrame
     reasons: pl.DataFrame
     dtypes: tuple[str, ...] = ()
+    attainable: tuple[tuple[int, int, Peaks], ...] = ()
 
     @property
     def modelled_share(self) -> float:
@@ -103,36 +109,34 @@ class Roofline(Answer):
         rows = self.rows
         if self.by == "kernel":
             rows = rows.with_columns(pl.col("name").replace(short_names(rows["name"].to_list())))
+        headings = {name: text for name, text in _HEADINGS.items() if self.attainable or name != "attainable_share"}
         return (
             Lines(tuple((text, "") for text in self.about())),
-            TableView(rows, {"name": self.heading, **_HEADINGS}, rows_shown=20, bar="headroom_ns"),
+            TableView(rows, {"name": self.heading, **headings}, rows_shown=20, bar="headroom_ns"),
         )
 
     def remarks(self) -> tuple[str, ...]:
         """See `Answer`."""
         peaks = {
-            f"peaks of {peaks.device}: "
+            f"{kind} of {peaks.device}: "
             + ", ".join(f"{dtype} {value:,.0f}" for dtype, value in peaks.tflops.items())
             + f" TFLOP/s, {peaks.gbps:,.0f} GB/s ({peaks.source})"
-            for _, _, peaks in self.peaks
+            for kind, held in (("peaks", self.peaks), ("attainable", self.attainable))
+            for _, _, peaks in held
             if peaks.gbps is not None
         }
         unknown = (
             f"no roofline for {format_ns(total)}: {text}"
             for total, text in self.reasons.select("total_ns", "text").iter_rows()
         )
-        return (*sorted(peaks), *unknown)
+        return (*sorted(peaks, reverse=True), *unknown)
 
     def to_json(self) -> dict[str, Any]:
         """See `Answer`."""
         return {
             "by": self.by,
-            "peaks": [
-                {"rank": rank, "device": device, "name": peaks.device, "dtype": dtype, "tflops": value,
-                 "gbps": peaks.gbps, "source": peaks.source}
-                for rank, device, peaks in self.peaks
-                for dtype, value in peaks.tflops.items()
-            ],
+            "peaks": _peaks_json(self.peaks),
+            "attainable": _peaks_json(self.attainable),
             "totals": dict(self.totals),
             "steps": self.steps,
             "rows": self.rows,
@@ -157,6 +161,15 @@ class Roofline(Answer):
         must(inputs, adds_up, "roofline and headroom do not add up to the modelled time")
 
 
+def _peaks_json(held: Sequence[tuple[int, int, Peaks]]) -> list[dict[str, Any]]:
+    return [
+        {"rank": rank, "device": device, "name": peaks.device, "dtype": dtype, "tflops": value, "gbps": peaks.gbps,
+         "source": peaks.source}
+        for rank, device, peaks in held
+        for dtype, value in peaks.tflops.items()
+    ]  # fmt: skip
+
+
 def roofline(trace: Attributed, by: str, given: Peaks | None = None) -> Roofline:
     """FLOP, bytes and headroom of each place.
 
@@ -172,7 +185,10 @@ def roofline(trace: Attributed, by: str, given: Peaks | None = None) -> Roofline
     if trace.gpu.is_empty():
         raise MissingData(f"{', '.join(trace.meta.inputs)}: there is no device activity")
     peaks = known_peaks(trace, given)
-    activities = activity_rooflines(trace, peaks)
+    attainable = attainable_peaks(trace)
+    activities = activity_rooflines(trace, peaks).with_columns(
+        attainable_ns=activity_rooflines(trace, attainable)["roofline_ns"] if attainable else pl.lit(None, pl.Float64)
+    )
     shared = shared_among_places(separated_from_steady(trace, time_by_place(trace, by), by), activities)
     rows = (
         summed(shared.group_by("place", "no_place", maintain_order=True))
@@ -194,7 +210,7 @@ def roofline(trace: Attributed, by: str, given: Peaks | None = None) -> Roofline
     return Roofline(
         by,
         heading_of(trace, by),
-        tuple((rank, device, found) for (rank, device), found in peaks.items()),
+        _by_device(peaks),
         {
             "total_ns": totals["total_ns"],
             "flop_modelled_ns": with_flop,
@@ -211,7 +227,12 @@ def roofline(trace: Attributed, by: str, given: Peaks | None = None) -> Roofline
             .sort("flop", "dtype", descending=[True, False])["dtype"]
             .drop_nulls()
         ),
+        _by_device(attainable),
     )
+
+
+def _by_device(peaks: Mapping[tuple[int, int], Peaks]) -> tuple[tuple[int, int, Peaks], ...]:
+    return tuple((rank, device, found) for (rank, device), found in sorted(peaks.items()))
 
 
 def shared_among_places(parts: pl.DataFrame, activities: pl.DataFrame) -> pl.DataFrame:
@@ -222,13 +243,14 @@ def shared_among_places(parts: pl.DataFrame, activities: pl.DataFrame) -> pl.Dat
         activities: as `activity_rooflines` returns them.
 
     Returns:
-        columns place, no_place (why there is none), part (ns) and those of ``activities``, with the part's share of work and roofline.
+        columns place, no_place (why there is none), part (ns) and those of ``activities``, with the part's share of work
+        and roofline.
     """
     placed = parts.select("gpu", "place", no_place="reason", part="duration")
     row = pl.col("gpu").cast(pl.UInt32)
     shared = placed.hstack(activities[placed.select(row).to_series()].drop("rank", "device"))
     share = pl.when(pl.col("duration") > 0).then(pl.col("part") / pl.col("duration")).otherwise(0.0)
-    return shared.with_columns(pl.col(name) * share for name in ("flop", "bytes", "compute_ns", "roofline_ns"))
+    return shared.with_columns(pl.selectors.by_name(_OF_ACTIVITY, require_all=False) * share)
 
 
 def step_utilisation(trace: Attributed, activities: pl.DataFrame) -> pl.DataFrame:
@@ -293,6 +315,7 @@ def summed(groups: Any) -> pl.DataFrame:
         gbps=_known_sum("bytes") / time.filter(pl.col("bytes").is_not_null()).sum(),
         intensity=pl.col("flop").filter(both).sum() / pl.col("bytes").filter(both).sum(),
         roofline_ns=pl.col("roofline_ns").sum(),
+        attainable_share=_known_sum("attainable_ns") / time.filter(pl.col("attainable_ns").is_not_null()).sum(),
         **{bound: time.filter(pl.col("bound") == bound).sum() for bound in BOUNDS},
     )
     largest = pl.max_horizontal(BOUNDS)
@@ -302,5 +325,8 @@ def summed(groups: Any) -> pl.DataFrame:
         peak_share=pl.when(pl.col("modelled_ns") > 0).then(pl.col("roofline_ns") / pl.col("modelled_ns")),
         modelled_share=pl.when(pl.col("total_ns") > 0).then(pl.col("modelled_ns") / pl.col("total_ns")),
         bound=pl.when(pl.col("modelled_ns") == 0).then(pl.lit("unknown")).otherwise(decides),
-        **{name: pl.when(pl.col(name).is_finite()).then(name) for name in ("tflops", "gbps", "intensity")},
+        **{
+            name: pl.when(pl.col(name).is_finite()).then(name)
+            for name in ("tflops", "gbps", "intensity", "attainable_share")
+        },
     ).drop(BOUNDS)
