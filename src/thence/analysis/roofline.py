@@ -243,8 +243,8 @@ def shared_among_places(parts: pl.DataFrame, activities: pl.DataFrame) -> pl.Dat
         activities: as `activity_rooflines` returns them.
 
     Returns:
-        columns place, no_place (why there is none), part (ns) and those of ``activities``, with the part's share of work
-        and roofline.
+        columns place, no_place (why there is none), part (ns) and those of ``activities``, with the part's share of
+        work and roofline.
     """
     placed = parts.select("gpu", "place", no_place="reason", part="duration")
     row = pl.col("gpu").cast(pl.UInt32)

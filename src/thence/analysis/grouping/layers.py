@@ -39,9 +39,9 @@ def folded_rows(rows: pl.DataFrame, sum_ns: Ns) -> pl.DataFrame:
         ``name`` (with ``*`` for the index of the layer), ``attributed``, ``reason``, ``layers`` (how many are in
         the row; null for a row that is no layer, or a part of a single layer), ``count``, ``total_ns``, ``mean_ns``,
         ``share``, ``exposed_ns``, ``backward_ns``, `WORK_SUMS`, ``tflops``; and of the times of the single layers
-        ``layer_min_ns``, ``layer_median_ns`` and ``layer_max_ns``, and the layer whose time is farthest from the median: ``differs``
-        (its index), its time ``differs_ns``, and ``differs_share`` (that time less the median, as a share of the
-        median); null where all layers take equally long.
+        ``layer_min_ns``, ``layer_median_ns`` and ``layer_max_ns``, and the layer whose time is farthest from the
+        median: ``differs`` (its index), its time ``differs_ns``, and ``differs_share`` (that time less the median, as a
+        share of the median); null where all layers take equally long.
     """
     names = folded_names(rows.filter("attributed")["name"])
     held = rows.join(names, on="name", how="left", maintain_order="left")

@@ -34,8 +34,8 @@ WORK: dict[str, Any] = {
     "dtype": pl.Enum(DTYPES),
     "work_rule": pl.Enum(RULES),
 }
-"""Columns of `activity_work`: whether anything is known of it, FLOP, bytes of memory traffic, the data type that it computes
-in, and the source of the FLOP, or else of the bytes; null where unknown."""
+"""Columns of `activity_work`: whether anything is known of it, FLOP, bytes of memory traffic, the data type that it
+computes in, and the source of the FLOP, or else of the bytes; null where unknown."""
 _DATA_TYPE_BYTES = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "int8": 1}
 """Bytes of an element by the data type in which a kernel computes."""
 _DEVICE_COPY = "DtoD"

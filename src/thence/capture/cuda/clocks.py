@@ -30,12 +30,15 @@ class ClockSamples:
 
     Args:
         library: NVML; None: it is loaded when the first device is in use.
+
+    Attributes:
+        due: when the next sample is taken, on the clock of `time.monotonic`.
     """
 
     def __init__(self, library: Any = None) -> None:
         self._library = library
         self._works = True
-        self._due = 0.0
+        self.due = 0.0
         self._seconds = SAMPLE_SECONDS
         self._handles: dict[int, c_void_p] = {}
         self._samples: dict[int, list[tuple[int, int]]] = {}
@@ -43,9 +46,9 @@ class ClockSamples:
     def look(self) -> None:
         """Takes a sample of each device, if it is time for one."""
         now = time.monotonic()
-        if not self._works or now < self._due:
+        if not self._works or now < self.due:
             return
-        self._due = now + self._seconds
+        self.due = now + self._seconds
         try:
             driver = load_driver()
         except MissingRequirement:
