@@ -503,8 +503,8 @@ def _clocked(trace: thence.Trace, out: Path, verdicts: Verdicts) -> None:
     row = found.rows.filter(found.rows["flop"].is_not_null()).sort("total_ns").row(-1, named=True)
     verdicts.judge(
         0.9 <= row["attainable_share"] <= 1.02 and 0.6 <= row["peak_share"] <= 1,
-        f"{row['tflops']:.0f} TFLOP/s: {row['peak_share']:.1%} of the roofline, {row['attainable_share']:.1%} of what is "
-        "attainable",
+        f"{row['tflops']:.0f} TFLOP/s: {row['peak_share']:.1%} of the roofline, "
+        f"{row['attainable_share']:.1%} of what is attainable",
     )
     for text in found.remarks():
         print(f"    {text}")

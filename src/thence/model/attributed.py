@@ -101,8 +101,13 @@ def of_each_activity(compute: Callable[[Attributed], _OfActivities]) -> Callable
 
     def found(trace: Attributed) -> _OfActivities:
         kept = vars(trace)
-        if name not in kept:
-            kept[name] = compute(trace) if trace.part_of is None else found(trace.part_of[0])[trace.part_of[1]]
+        if name in kept:
+            pass
+        elif trace.part_of is None:
+            kept[name] = compute(trace)
+        else:
+            whole, rows = trace.part_of
+            kept[name] = found(whole) if len(rows) == whole.gpu.height else found(whole)[rows]
         result: _OfActivities = kept[name]
         return result
 

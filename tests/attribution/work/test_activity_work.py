@@ -13,6 +13,7 @@ import pytest
 import thence
 from helpers import DATA
 from thence.attribution.work.activity_work import activity_work
+from thence.attribution.work.flop import FLOP
 from thence.attribution.work.operator_calls import calls_in_graphs
 from work_traces import Work
 
@@ -36,6 +37,20 @@ def test_a_call_of_two_kernels_counts_once(tmp_path: Path) -> None:
     assert found["bytes"].to_list() == [pytest.approx(moved * 0.75), pytest.approx(moved * 0.25)]
     assert found["work_rule"].to_list() == ["operator", "operator"]
     assert found["dtype"][1] == "bfloat16", "the type of its inputs"
+
+
+def test_a_part_of_a_call_has_its_share_and_work_is_computed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Work()
+    made.call("aten::mm", [[64, 128], [128, 32]], ("gemm_splitk_bf16", 30.0), ("reduce", 10.0))
+    trace = made.opened(tmp_path)
+    asked: list[str] = []
+    monkeypatch.setitem(FLOP, "aten::mm", lambda _: asked.append("mm") or 4000)
+    assert work_of(trace.select(only="reduce"))["flop"].to_list() == [1000]
+    assert work_of(trace.select(devices=(0,)))["flop"].to_list() == [3000, 1000]
+    assert trace.report("kernel").rows["flop"].sum() == trace.roofline("op").totals["flop"] == 4000
+    assert len(asked) == 1
 
 
 def test_copies_have_their_own_bytes_and_those_on_the_device_read_and_write(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def select(trace: Attributed, selection: Selection) -> Attributed:
         after = None if after is None else after[keep]
     if selection.of_ranks_and_devices_only:
         if before.unselected is None:
-            return dataclasses.replace(trace, selection=selection)
+            return dataclasses.replace(trace, selection=selection, part_of=_origin(trace))
         # A rank or device of a part is the same part of that rank or device.
         ranks, devices = selection.ranks, selection.devices
         return dataclasses.replace(

@@ -95,6 +95,8 @@ def activity_work(trace: Attributed) -> pl.DataFrame:
 def _shared(activities: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """The part of each activity in the work of its call, by its share of the time of the call's kernels.
 
+    Parts are whole numbers that add up to the work of the call.
+
     The type is that of the call's inputs. Of float32, which can be multiplied in TF32, and of unknown types the name of
     the longest kernel decides.
 
@@ -102,17 +104,20 @@ def _shared(activities: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
         activities: index, duration, copied and dtype.
         calls: index of an activity, call (any number), flop, traffic and type of the whole call.
     """
-    timed = calls.join(activities.select("index", "duration", "copied", "dtype"), on="index")
+    timed = calls.join(activities.select("index", "duration", "copied", "dtype"), on="index", maintain_order="left")
     time = pl.when(~pl.col("copied")).then("duration")
     whole = time.sum().over("call")
-    share = pl.when(whole > 0).then(time / whole)
+    until = pl.when(whole > 0).then(time.cum_sum().over("call") / whole)
     named = pl.col("dtype").cast(pl.String).sort_by(time.fill_null(-1)).last().over("call")
     decided = pl.when(pl.col("type").ne_missing("float32")).then("type")
+
+    def part(work: str) -> pl.Expr:
+        reached = (pl.col(work) * until).round()
+        before = reached.forward_fill().shift(1).over("call").fill_null(0)
+        return reached - before
+
     return timed.select(
-        "index",
-        flop=pl.col("flop") * share,
-        traffic=pl.col("traffic") * share,
-        type=pl.coalesce(decided, named, pl.col("type")),
+        "index", flop=part("flop"), traffic=part("traffic"), type=pl.coalesce(decided, named, pl.col("type"))
     )
 
 
