@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 
 from thence.attribution.work.data_types import data_types
@@ -95,27 +96,34 @@ def activity_work(trace: Attributed) -> pl.DataFrame:
 def _shared(activities: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """The part of each activity in the work of its call, by its share of the time of the call's kernels.
 
-    Parts are whole numbers that add up to the work of the call.
-
-    The type is that of the call's inputs. Of float32, which can be multiplied in TF32, and of unknown types the name of
-    the longest kernel decides.
+    Parts are whole numbers that add up to the work of the call. The type is that of the call's inputs. Of float32,
+    which can be multiplied in TF32, and of unknown types the name of the longest kernel decides.
 
     Args:
         activities: index, duration, copied and dtype.
         calls: index of an activity, call (any number), flop, traffic and type of the whole call.
     """
-    timed = calls.join(activities.select("index", "duration", "copied", "dtype"), on="index", maintain_order="left")
-    time = pl.when(~pl.col("copied")).then("duration")
-    whole = time.sum().over("call")
-    until = pl.when(whole > 0).then(time.cum_sum().over("call") / whole)
-    named = pl.col("dtype").cast(pl.String).sort_by(time.fill_null(-1)).last().over("call")
+    timed = calls.join(activities.select("index", "duration", "copied", "dtype"), on="index").sort("call", "index")
+    if timed.is_empty():
+        return pl.DataFrame(schema=_SHARED)
+    call, copied = (timed[name].to_numpy() for name in ("call", "copied"))
+    time = np.where(copied, 0, timed["duration"].to_numpy())
+    first = np.flatnonzero(np.append(True, call[1:] != call[:-1]))
+    size = np.diff(np.append(first, len(call)))
+    until = np.cumsum(time)
+    until -= np.repeat(until[first] - time[first], size)
+    whole = np.repeat(until[first + size - 1], size).astype(np.float64)
+    whole[(whole == 0) | copied] = np.nan
+
+    def part(work: str) -> pl.Series:
+        reached = np.rint(timed[work].to_numpy() * (until / np.where(whole > 0, whole, 1)))
+        before = np.append(0.0, reached[:-1])
+        before[first] = 0
+        return pl.Series(np.where(whole > 0, reached - before, np.nan)).fill_nan(None)
+
+    longest = np.lexsort((np.where(copied, -1, time), call))[first + size - 1]
+    named = timed["dtype"].cast(pl.String).gather(np.repeat(longest, size))
     decided = pl.when(pl.col("type").ne_missing("float32")).then("type")
-
-    def part(work: str) -> pl.Expr:
-        reached = (pl.col(work) * until).round()
-        before = reached.forward_fill().shift(1).over("call").fill_null(0)
-        return reached - before
-
     return timed.select(
         "index", flop=part("flop"), traffic=part("traffic"), type=pl.coalesce(decided, named, pl.col("type"))
     )
