@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from thence import child_python
 from thence.errors import MissingRequirement, UsageError
 from thence.model.peaks import Peaks
 
@@ -70,7 +70,8 @@ def measure_into(path: Path) -> None:
         UsageError: the file cannot be written.
     """
     code = "from thence.timing.measured_peaks import as_text; print(as_text())"
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)  # noqa: S603
+    command, environment = child_python.command("-c", code), child_python.environment()
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)  # noqa: S603
     if done.returncode:
         why = done.stderr.strip().rpartition("\n")[2] or f"Python ended with {done.returncode}"
         raise MissingRequirement(f"peaks could not be measured: {why.rpartition(': ')[2]}")
