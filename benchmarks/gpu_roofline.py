@@ -501,8 +501,9 @@ def _clocked(trace: thence.Trace, out: Path, verdicts: Verdicts) -> None:
     verdicts.judge(abs(clock / seen - 1) <= 0.05, f"SM clock {clock:.0f} MHz, {seen:.0f} MHz by nvidia-smi")
     found = trace.roofline("kernel")
     row = found.rows.filter(found.rows["flop"].is_not_null()).sort("total_ns").row(-1, named=True)
+    # The peaks were measured in bursts of 50 ms; in seconds, the power limit lowers the clock.
     verdicts.judge(
-        0.9 <= row["attainable_share"] <= 1.02 and 0.6 <= row["peak_share"] <= 1,
+        0.8 <= row["attainable_share"] <= 1.02 and 0.6 <= row["peak_share"] <= 1,
         f"{row['tflops']:.0f} TFLOP/s: {row['peak_share']:.1%} of the roofline, "
         f"{row['attainable_share']:.1%} of what is attainable",
     )

@@ -211,6 +211,8 @@ def test_shares_of_what_is_attainable_stand_beside_those_of_the_data_sheet(tmp_p
     row = at_clock.rows.filter(pl.col("name") == "aten::mm").row(0, named=True)
     assert row["attainable_share"] == pytest.approx(1.5 * row["peak_share"])
     assert any("at 1,220 MHz, the clock that was sampled" in text for text in at_clock.remarks())
+    assert any("1,220 MHz in the median while it worked, 66.7 % of the 1,830 MHz" in t for t in at_clock.remarks())
+    assert at_clock.to_json()["clocks"].to_dicts() == [{"rank": 0, "device": 0, "mhz": 1220.0, "peak_mhz": 1830.0}]
     kept = ({"measured_peaks": {"device": H100, "gbps": 3000.0, "bfloat16": BF16_TFLOPS / 1.25}},)
     measured = thence.Trace(replace(trace.recorded, meta=replace(meta, devices=slower, facts=kept))).roofline("op")
     found = measured.rows.filter(pl.col("name") == "aten::mm").row(0, named=True)

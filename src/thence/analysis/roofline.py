@@ -7,7 +7,7 @@ add up to the modelled time. Work without a model has no headroom; its time is l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -18,6 +18,7 @@ from thence.analysis.steps.windows import selected_steps
 from thence.errors import MissingData
 from thence.model.answer import Answer, Lines, TableView, result_or_reason
 from thence.model.kernel_names import short_names
+from thence.model.peaks import clock_of_peaks
 from thence.model.phases import Phase
 from thence.model.totals import close, must
 from thence.units import format_ns, format_share, several
@@ -40,6 +41,8 @@ STEPS = {
     "recomputed_flop": pl.Float64(), "mfu": pl.Float64(), "hfu": pl.Float64(), "known_share": pl.Float64(),
 }  # fmt: skip
 """Columns of `Roofline.steps`."""
+CLOCKS = {"rank": pl.Int32(), "device": pl.Int32(), "mhz": pl.Float64(), "peak_mhz": pl.Float64()}
+"""Columns of `Roofline.clocks`."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,9 @@ class Roofline(Answer):
         dtypes: data types of the FLOP, that with most FLOP first.
         attainable: of each device of which the trace tells it, what it attains (measured, or at the clock that it ran
             at), as `peaks`.
+        clocks: rank, device, mhz (median of the clock that was sampled while the device worked) and peak_mhz (the clock
+            at which the peaks of its tensor cores hold; null where it is not known); one row for each device whose
+            clock was sampled.
     """
 
     by: str
@@ -77,6 +83,7 @@ class Roofline(Answer):
     reasons: pl.DataFrame
     dtypes: tuple[str, ...] = ()
     attainable: tuple[tuple[int, int, Peaks], ...] = ()
+    clocks: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=CLOCKS))
 
     @property
     def modelled_share(self) -> float:
@@ -125,11 +132,17 @@ class Roofline(Answer):
             for _, _, peaks in held
             if peaks.gbps is not None
         }
+        clocks = (
+            f"rank {row['rank']} GPU {row['device']}: the multiprocessors' clock was {row['mhz']:,.0f} MHz in the "
+            f"median while it worked, {format_share(row['mhz'] / row['peak_mhz'], 1)} of the "
+            f"{row['peak_mhz']:,.0f} MHz of its peaks"
+            for row in self.clocks.drop_nulls().iter_rows(named=True)
+        )
         unknown = (
             f"no roofline for {format_ns(total)}: {text}"
             for total, text in self.reasons.select("total_ns", "text").iter_rows()
         )
-        return (*sorted(peaks, reverse=True), *unknown)
+        return (*sorted(peaks, reverse=True), *clocks, *unknown)
 
     def to_json(self) -> dict[str, Any]:
         """See `Answer`."""
@@ -137,6 +150,7 @@ class Roofline(Answer):
             "by": self.by,
             "peaks": _peaks_json(self.peaks),
             "attainable": _peaks_json(self.attainable),
+            "clocks": self.clocks,
             "totals": dict(self.totals),
             "steps": self.steps,
             "rows": self.rows,
@@ -228,6 +242,15 @@ def roofline(trace: Attributed, by: str, given: Peaks | None = None) -> Roofline
             .drop_nulls()
         ),
         _by_device(attainable),
+        pl.DataFrame(
+            [
+                (device.rank, device.device, device.clock_mhz, clock_of_peaks(device.name or ""))
+                for device in sorted(trace.meta.devices, key=lambda device: (device.rank, device.device))
+                if device.clock_mhz is not None
+            ],
+            CLOCKS,
+            orient="row",
+        ),
     )
 
 

@@ -140,14 +140,24 @@ class Peaks:
 
 def peaks_of(device: str) -> Peaks | None:
     """The peaks of a GPU by the name that its driver gives it; None for a GPU that is not known."""
-    for gpu in _NVIDIA:
-        if re.search(gpu.name, device):
-            return _by_rule(device, gpu)
+    gpu = _listed(device)
+    if gpu is not None:
+        return _by_rule(device, gpu)
     for name, tflops, gbps, link in _AMD:
         if name in device:
             found = MappingProxyType(dict(tflops))
             return Peaks(device, found, gbps, "AMD's data sheet", _AMD_CACHE * 10**6, link, _AMD_HOST_LINK)
     return None
+
+
+def _listed(device: str) -> _Gpu | None:
+    return next((gpu for gpu in _NVIDIA if re.search(gpu.name, device)), None)
+
+
+def clock_of_peaks(device: str) -> float | None:
+    """The clock in MHz at which the peaks of a GPU's tensor cores hold; None where it is not known."""
+    gpu = _listed(device)
+    return None if gpu is None else 1e3 * gpu.clock
 
 
 def peaks_at_clock(device: str, mhz: float) -> Peaks | None:
@@ -157,7 +167,7 @@ def peaks_at_clock(device: str, mhz: float) -> Peaks | None:
         device: the name that its driver gives it.
         mhz: the clock.
     """
-    gpu = next((gpu for gpu in _NVIDIA if re.search(gpu.name, device)), None)
+    gpu = _listed(device)
     if gpu is None or not 0 < mhz < _MAX_MHZ:
         return None
     found = _by_rule(device, replace(gpu, clock=mhz / 1e3, vector_clock=mhz / 1e3))
