@@ -18,6 +18,7 @@ from thence.attribution.work.instruction_work import instruction_work
 from thence.attribution.work.operands import ELEMENT_TYPES, arguments_of, tensors_of
 from thence.attribution.work.operator_calls import calls_in_graphs, calls_of_operators
 from thence.attribution.work.said import said_work
+from thence.attribution.work.served_attention import SERVED_ATTENTION, served_attention
 from thence.attribution.work.traffic import traffic_of
 from thence.model.attributed import of_each_activity
 from thence.model.peaks import DTYPES
@@ -61,8 +62,8 @@ def activity_work(trace: Attributed) -> pl.DataFrame:
     sources = {
         "said": said_work(trace),
         "hlo": _of_instructions(trace),
-        "operator": _of_calls(activities, calls_of_operators(trace)),
-        "graph_operator": _of_calls(activities, calls_in_graphs(trace)),
+        "operator": _of_calls(activities, calls_of_operators(trace), trace.places["step"]),
+        "graph_operator": _of_calls(activities, calls_in_graphs(trace), trace.places["step"]),
     }
     for rule, calls in sources.items():
         columns = {name: f"{name}_{rule}" for name in ("flop", "traffic", "type")}
@@ -129,8 +130,14 @@ def _shared(activities: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _of_calls(activities: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """The work of calls: index, call, flop, traffic and type. Equal calls are computed once."""
+def _of_calls(activities: pl.DataFrame, calls: pl.DataFrame, steps: pl.Series) -> pl.DataFrame:
+    """The work of calls: index, call, flop, traffic and type. Equal calls are computed once.
+
+    Args:
+        activities: index, name and dtype.
+        calls: as `calls_of_operators` returns them.
+        steps: name of the step of each activity; servers state lengths of sequences there.
+    """
     stated = pl.col("name").cast(pl.String).str.extract(_ELEMENT_SIZE).cast(pl.Int64)
     sizes = pl.col("dtype").cast(pl.String).replace_strict(_DATA_TYPE_BYTES, default=None, return_dtype=pl.Int64)
     of_kernel = activities.select("index", element_bytes=pl.coalesce(stated, sizes))
@@ -138,7 +145,10 @@ def _of_calls(activities: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
         # of several kernels, all have the size that one of them says
         element_bytes=pl.col("element_bytes").max().over("call")
     )
-    key = ["name", "inputs", "element_bytes"]
+    served = sized["name"].is_in(list(SERVED_ATTENTION))
+    step = steps.gather(sized["index"]).cast(pl.String) if served.any() else pl.lit(None, pl.String)
+    sized = sized.with_columns(step=pl.when(served).then(step))
+    key = ["name", "inputs", "element_bytes", "step"]
     distinct = sized.select(key).unique()
     works = [_work_of_call(*call) for call in distinct.iter_rows()]
     schema = {"flop": pl.Float64(), "traffic": pl.Float64(), "type": pl.String()}
@@ -146,13 +156,17 @@ def _of_calls(activities: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     return sized.join(distinct, on=key, nulls_equal=True).select("index", "call", *schema)
 
 
-def _work_of_call(name: str, inputs: str, element_bytes: int | None) -> tuple[int | None, int | None, str | None]:
+def _work_of_call(
+    name: str, inputs: str, element_bytes: int | None, step: str | None
+) -> tuple[int | None, int | None, str | None]:
     """FLOP, bytes, and the data type of the first tensor of floating-point numbers, or of 8 bits, among the inputs."""
     arguments = arguments_of(inputs)
     if arguments is None:
         return None, None, None
     types = (ELEMENT_TYPES.get(tensor.type or "") for argument in arguments for tensor in tensors_of(argument))
     data_type = next((found.data_type for found in types if found is not None and found.data_type is not None), None)
+    if name in SERVED_ATTENTION:
+        return *served_attention(arguments, step), data_type
     flop = FLOP[name](arguments) if name in FLOP else None
     return flop, traffic_of(name, arguments, element_bytes), data_type
 
