@@ -21,6 +21,7 @@ from thence.attribution.work.said import said_work
 from thence.attribution.work.served_attention import SERVED_ATTENTION, served_attention
 from thence.attribution.work.traffic import traffic_of
 from thence.model.attributed import of_each_activity
+from thence.model.names import matching
 from thence.model.peaks import DTYPES
 
 if TYPE_CHECKING:
@@ -59,12 +60,13 @@ def activity_work(trace: Attributed) -> pl.DataFrame:
         "kind", "duration", "bytes", "name", copied=pl.col("kind").is_in(["memcpy", "memset"]), dtype=data_types(trace)
     ).with_row_index()
     result = activities.select("index")
-    sources = {
+    every = {
         "said": said_work(trace),
         "hlo": _of_instructions(trace),
         "operator": _of_calls(activities, calls_of_operators(trace), trace.places["step"]),
         "graph_operator": _of_calls(activities, calls_in_graphs(trace), trace.places["step"]),
     }
+    sources = {rule: calls for rule, calls in every.items() if not calls.is_empty()} or {"said": every["said"]}
     for rule, calls in sources.items():
         columns = {name: f"{name}_{rule}" for name in ("flop", "traffic", "type")}
         shared = _shared(activities, calls).with_columns(pl.lit(value=True).alias(f"called_{rule}")).rename(columns)
@@ -74,7 +76,7 @@ def activity_work(trace: Attributed) -> pl.DataFrame:
     def first(column: str) -> pl.Expr:
         return pl.coalesce(pl.col(f"{column}_{rule}") for rule in names)
 
-    times_moved = pl.when(pl.col("name").cast(pl.String).str.contains(_DEVICE_COPY, literal=True)).then(2).otherwise(1)
+    times_moved = pl.when(pl.lit(matching(trace.gpu["name"], _DEVICE_COPY))).then(2).otherwise(1)
     own = pl.when("copied").then(times_moved * pl.col("bytes").cast(pl.Float64))
     rules = [
         pl.when(pl.col(f"{column}_{rule}").is_not_null()).then(pl.lit(rule))
@@ -138,9 +140,17 @@ def _of_calls(activities: pl.DataFrame, calls: pl.DataFrame, steps: pl.Series) -
         calls: as `calls_of_operators` returns them.
         steps: name of the step of each activity; servers state lengths of sequences there.
     """
-    stated = pl.col("name").cast(pl.String).str.extract(_ELEMENT_SIZE).cast(pl.Int64)
-    sizes = pl.col("dtype").cast(pl.String).replace_strict(_DATA_TYPE_BYTES, default=None, return_dtype=pl.Int64)
-    of_kernel = activities.select("index", element_bytes=pl.coalesce(stated, sizes))
+    if calls.is_empty():
+        return pl.DataFrame(schema=_SHARED | {"call": pl.UInt32()})
+    text = pl.col("name").cast(pl.String)
+    stated = activities.select("name", "dtype").unique()
+    stated = stated.with_columns(
+        element_bytes=pl.coalesce(
+            text.str.extract(_ELEMENT_SIZE).cast(pl.Int64),
+            pl.col("dtype").cast(pl.String).replace_strict(_DATA_TYPE_BYTES, default=None, return_dtype=pl.Int64),
+        )
+    )
+    of_kernel = activities.join(stated, on=["name", "dtype"], nulls_equal=True).select("index", "element_bytes")
     sized = calls.join(of_kernel, on="index").with_columns(
         # of several kernels, all have the size that one of them says
         element_bytes=pl.col("element_bytes").max().over("call")
