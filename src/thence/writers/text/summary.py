@@ -42,7 +42,7 @@ _KINDS_WIDTH = 30
 _NAME_WIDTH = 96
 _BAR_WIDTH = 8
 _WIDE = 100
-_LAST = ("", "mean", "backward", "count", "exposed")
+_LAST = ("TFLOP/s", "headroom", "", "mean", "backward", "count", "exposed")
 """Columns that a narrow terminal leaves out, in this order."""
 _LONGEST_PATH = 48
 _LEAST_NAME = 16
@@ -116,7 +116,7 @@ def _models(devices: Iterable[Device]) -> str:
 
 
 def row_table(
-    summary: Summary, top: int, width: int, depth: int | None = None, *, each: bool = False
+    summary: Summary, top: int, width: int, depth: int | None = None, *, each: bool = False, work: bool = False
 ) -> RenderableType:
     """The table of GPU time by the summary's kind of place, with a line about the rows that are not shown.
 
@@ -126,16 +126,17 @@ def row_table(
         width: of the terminal in characters.
         depth: shows the places as a tree of this many levels; None: as rows.
         each: whether every layer of a model has a row of its own.
+        work: whether to show headroom and FLOP/s, where they are known; a tree has neither.
     """
     if depth is not None:
         return _tree_table(summary, top, width, depth, each=each)
     folded = summary.folded
     if each or folded is None or not folded["layers"].count():
-        return _place_table(summary, top, width)
-    return _folded_table(summary, folded, top, width)
+        return _place_table(summary, top, width, work=work)
+    return _folded_table(summary, folded, top, width, work=work)
 
 
-def _folded_table(summary: Summary, folded: pl.DataFrame, top: int, width: int) -> RenderableType:
+def _folded_table(summary: Summary, folded: pl.DataFrame, top: int, width: int, *, work: bool) -> RenderableType:
     """Equal layers of a model as one row, with the spread between them and the layer that differs most."""
     rows = folded.head(top)
     share = rows["share"].to_list()
@@ -150,6 +151,7 @@ def _folded_table(summary: Summary, folded: pl.DataFrame, top: int, width: int) 
         _Column("", _bars(share), 9),
         _Column("per layer", [_spread(row) for row in rows.iter_rows(named=True)], 4),
         _Column("differs most", [_differs(row) for row in rows.iter_rows(named=True)], 3),
+        *(_Column(text, [format_cell(name, n) for n in rows[name]], 10) for text, name in _work(summary, work=work)),
     ]
     names = _Names(rows["name"].to_list(), [r is not None for r in rows["reason"]])
     said = (
@@ -296,9 +298,10 @@ def _more(rows: pl.DataFrame, top: int, summary: Summary) -> list[Text]:
     return [Text(more, "dim")]
 
 
-def _place_table(summary: Summary, top: int, width: int) -> RenderableType:
+def _place_table(summary: Summary, top: int, width: int, *, work: bool) -> RenderableType:
     """A row for each place."""
-    shown = _shown_columns(summary, top, width)
+    every = _every_column(summary, work=work)
+    shown = _shown_columns(summary, every, top, width)
     used = sum(columns + 2 for columns in shown.values())
     name_width, beside = _widths(summary, top, width - used - 2)
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
@@ -320,6 +323,7 @@ def _place_table(summary: Summary, top: int, width: int) -> RenderableType:
             "backward": format_ns(row["backward_ns"]) if row["backward_ns"] else "-",
             "share": format_share(row["total_ns"], summary.sum_ns),
             "": Text(_bar(row["share"] / largest), "cyan"),
+            **{text: format_cell(name, row[name]) for text, name in _work(summary, work=work)},
         }
         # A row without a place has a reason for its name, a sentence that is not shortened.
         name = Text(printable(row["short_name"]), "dim italic") if row["reason"] else Text(printable(fitting))
@@ -333,7 +337,7 @@ def _place_table(summary: Summary, top: int, width: int) -> RenderableType:
         cells = [*(idle.get(column, "-") for column in shown), *("" for _ in beside)]
         table.add_row(Text(IDLE_INSIDE, "dim italic"), *cells)
     parts: list[RenderableType] = [table]
-    if narrow := [column for column in _every_column(summary) if column and column not in shown]:
+    if narrow := [column for column in every if column and column not in shown]:
         parts.append(Text(not_shown(narrow), "dim"))
     return Group(*parts, *_more(summary.rows, top, summary))
 
@@ -372,7 +376,13 @@ def _title(summary: Summary) -> str:
     return f"GPU time by {summary.heading}{summary.of_steps and f' in {summary.of_steps}'}"
 
 
-def _every_column(summary: Summary) -> dict[str, int]:
+def _work(summary: Summary, *, work: bool) -> list[tuple[str, str]]:
+    """Headings and names of the columns about use of the GPU of which something is known."""
+    columns = (("headroom", "headroom_ns"), ("TFLOP/s", "tflops"))
+    return [(text, name) for text, name in columns if work and summary.rows[name].count()]
+
+
+def _every_column(summary: Summary, *, work: bool) -> dict[str, int]:
     """The columns next to the name, with their widths."""
     by_place = summary.by not in (*_OF_ACTIVITIES, "phase")
     backward = by_place and bool(summary.rows["backward_ns"].max())
@@ -384,12 +394,13 @@ def _every_column(summary: Summary) -> dict[str, int]:
         **({"backward": 8} if backward else {}),
         "share": 7,
         "": _BAR_WIDTH,
+        **dict.fromkeys((text for text, _ in _work(summary, work=work)), 8),
     }
 
 
-def _shown_columns(summary: Summary, top: int, width: int) -> dict[str, int]:
+def _shown_columns(summary: Summary, every: Mapping[str, int], top: int, width: int) -> dict[str, int]:
     """The columns that leave room for the names, or for `_LEAST_FOLDED` characters of them."""
-    columns = _every_column(summary)
+    columns = dict(every)
     rows = summary.rows.head(top)
     names = rows.filter("attributed")["short_name"]
     wanted = max(len(_title(summary)), _LEAST_NAME, *map(len, names))
