@@ -190,12 +190,12 @@ def test_a_report_has_the_work_of_each_row(tmp_path: Path) -> None:
     rows = {row["name"]: row for row in made.opened(tmp_path).report("op").rows.iter_rows(named=True)}
     flop, moved = 2 * 4096**3, 3 * 2 * 2**27
     product, addition = rows["aten::mm"], rows["aten::add"]
-    assert (product["flop"], product["flop_ns"]) == (flop, 250_000)
+    assert (product["flop"], product["flop_ns"], product["modelled_ns"]) == (flop, 250_000, 250_000)
     assert product["tflops"] == pytest.approx(flop / 250e-6 / 1e12)
     assert product["headroom_ns"] == round(250_000 - flop / BF16_TFLOPS / 1e3)
     assert (addition["flop"], addition["tflops"], addition["bytes"]) == (None, None, moved)
     assert addition["headroom_ns"] == round(400_000 - moved / 3352)
-    assert [rows["aten::strange"][name] for name in ("flop", "bytes", "headroom_ns")] == [None] * 3
+    assert [rows["aten::strange"][name] for name in ("flop", "bytes", "modelled_ns", "headroom_ns")] == [None] * 4
 
 
 def test_shares_of_what_is_attainable_stand_beside_those_of_the_data_sheet(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def rooflines_of_known_devices(trace: Attributed) -> pl.DataFrame:
     return activity_rooflines(trace, _peaks_by_name(_names_of_devices(trace)))
 
 
-WORK_SUMS = ("flop", "flop_ns", "bytes", "headroom_ns")
+WORK_SUMS = ("flop", "flop_ns", "bytes", "modelled_ns", "headroom_ns")
 """Columns of `work_of_parts`. They add up over parts, activities and ranks."""
 
 
@@ -119,15 +119,17 @@ def work_of_parts(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
 
     Returns:
         columns flop (Int128: a part may have more than 64 bits hold), flop_ns (time of the part if its FLOP are known),
-        bytes, headroom_ns (time beyond the roofline), one row for each part; null where unknown.
+        bytes, modelled_ns (time of the part if it has a roofline), headroom_ns (time beyond it), one row for each part;
+        null where unknown.
     """
-    rated = rooflines_of_known_devices(trace).select("duration", "flop", "bytes", "roofline_ns")
+    rated = rooflines_of_known_devices(trace).select("duration", "flop", "bytes", "roofline_ns", "reason")
     part, whole = pl.col("part"), pl.col("duration")
     share = pl.when(whole > 0).then(part / whole).otherwise(0.0)
     sums = {
         "flop": pl.col("flop") * share,
         "flop_ns": pl.when(pl.col("flop").is_not_null()).then(part),
         "bytes": pl.col("bytes") * share,
+        "modelled_ns": pl.when(pl.col("reason").is_null()).then(part),
         "headroom_ns": part - pl.col("roofline_ns") * share,
     }
     return (

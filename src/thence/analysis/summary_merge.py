@@ -111,6 +111,7 @@ _TABLES = (
             Column("flop", pl.Float64(), "FLOP of the work with a roofline, a whole number; null: unknown"),
             Column("flop_ns", pl.Int64(), "time of the work with known FLOP, ns; null: none"),
             Column("bytes", pl.Int64(), "bytes of the work with a roofline; null: unknown"),
+            Column("modelled_ns", pl.Int64(), "time of the work with a roofline, ns; null: none"),
             Column("headroom_ns", pl.Int64(), "time of that work beyond its roofline, ns; null: unknown"),
         ),
         required=("by", "name", "attributed", "count", "total_ns", "exposed_ns", "backward_ns"),

@@ -111,12 +111,12 @@ class Summary(Answer):
             ``attributed`` (whether the row is a place), ``reason`` (code of why there is no place, which the name
             then spells out; null for a place), ``count``, ``total_ns``, ``mean_ns``, ``share`` (of sum_ns),
             ``exposed_ns`` (time in which no other work ran on the GPU), ``backward_ns`` (part of total_ns whose phase
-            is backward), ``flop``, ``bytes`` and ``headroom_ns`` (time beyond what the device allows) of the work that
-            has a roofline (`thence.analysis.activity_rooflines`), ``flop_ns`` (time of work with known FLOP) and
-            ``tflops`` (10^12 FLOP/s in that time), null where nothing is known, by source ``position``
-            (whether the line number is that of a function or a line), and by hlo ``program``,
-            ``op_name`` and ``source`` of the instruction (null where several instructions of that name differ in it),
-            ordered by total_ns, largest first.
+            is backward), ``flop``, ``bytes``, ``modelled_ns`` (time) and ``headroom_ns`` (time beyond what the device
+            allows) of the work that has a roofline (`thence.analysis.activity_rooflines`), ``flop_ns`` (time of work
+            with known FLOP) and ``tflops`` (10^12 FLOP/s in that time), null where nothing is known, by source
+            ``position`` (whether the line number is that of a function or a line), and by hlo ``program``, ``op_name``
+            and ``source`` of the instruction (null where several instructions of that name differ in it), ordered by
+            total_ns, largest first.
         overlapped_ns: time in which work of several rows ran on a GPU, or work that is not selected beside a row: with
             the ``exposed_ns`` of the rows, it adds up to the busy time of the selected work.
         idle_unknown: why idle time is unknown, as a part of a sentence; empty if it is known.

@@ -14,6 +14,7 @@ from thence.analysis.report.summary import IDLE_INSIDE, OVERLAPPED
 from thence.model.kernel_names import clip
 from thence.model.places import KINDS
 from thence.model.shortened_names import fitted
+from thence.model.thresholds import WELL_COVERED_SHARE
 from thence.units import (
     format_bytes,
     format_cell,
@@ -42,8 +43,11 @@ _KINDS_WIDTH = 30
 _NAME_WIDTH = 96
 _BAR_WIDTH = 8
 _WIDE = 100
-_LAST = ("TFLOP/s", "headroom", "", "mean", "backward", "count", "exposed")
+_LAST = ("", "mean", "backward", "count", "exposed")
 """Columns that a narrow terminal leaves out, in this order."""
+_USE = ("TFLOP/s", "headroom")
+"""Columns about use of the GPU, in the order in which a narrow terminal leaves them out before all others."""
+_RANK_OF_USE = 10
 _LONGEST_PATH = 48
 _LEAST_NAME = 16
 _LEAST_FOLDED = 28
@@ -151,7 +155,10 @@ def _folded_table(summary: Summary, folded: pl.DataFrame, top: int, width: int, 
         _Column("", _bars(share), 9),
         _Column("per layer", [_spread(row) for row in rows.iter_rows(named=True)], 4),
         _Column("differs most", [_differs(row) for row in rows.iter_rows(named=True)], 3),
-        *(_Column(text, [format_cell(name, n) for n in rows[name]], 10) for text, name in _work(summary, work=work)),
+        *(
+            _Column(text, [_known(row, name) for row in rows.iter_rows(named=True)], _RANK_OF_USE)
+            for text, name in _work(summary, work=work)
+        ),
     ]
     names = _Names(rows["name"].to_list(), [r is not None for r in rows["reason"]])
     said = (
@@ -225,7 +232,8 @@ def _fitting_table(summary: Summary, names: _Names, columns: Sequence[_Column], 
     longest = min(max([*lengths, len(_title(summary)), _LEAST_NAME]), _NAME_WIDTH)
     room, chosen = width, set[str]()
     for column in sorted(columns, key=lambda column: column.rank):
-        if not chosen or room - column.width - 2 >= min(longest, _LEAST_FOLDED):
+        least = longest if column.rank == _RANK_OF_USE else min(longest, _LEAST_FOLDED)
+        if not chosen or room - column.width - 2 >= least:
             chosen.add(column.heading)
             room -= column.width + 2
     kept = [column for column in columns if column.heading in chosen]
@@ -323,7 +331,7 @@ def _place_table(summary: Summary, top: int, width: int, *, work: bool) -> Rende
             "backward": format_ns(row["backward_ns"]) if row["backward_ns"] else "-",
             "share": format_share(row["total_ns"], summary.sum_ns),
             "": Text(_bar(row["share"] / largest), "cyan"),
-            **{text: format_cell(name, row[name]) for text, name in _work(summary, work=work)},
+            **{text: _known(row, name) for text, name in _work(summary, work=work)},
         }
         # A row without a place has a reason for its name, a sentence that is not shortened.
         name = Text(printable(row["short_name"]), "dim italic") if row["reason"] else Text(printable(fitting))
@@ -382,6 +390,12 @@ def _work(summary: Summary, *, work: bool) -> list[tuple[str, str]]:
     return [(text, name) for text, name in columns if work and summary.rows[name].count()]
 
 
+def _known(row: Mapping[str, Any], name: str) -> str:
+    """Headroom or FLOP/s of a row: headroom only where most of its time has a roofline, or it would look small."""
+    covered = name != "headroom_ns" or (row["modelled_ns"] or 0) >= WELL_COVERED_SHARE * row["total_ns"]
+    return format_cell(name, row[name]) if covered else "-"
+
+
 def _every_column(summary: Summary, *, work: bool) -> dict[str, int]:
     """The columns next to the name, with their widths."""
     by_place = summary.by not in (*_OF_ACTIVITIES, "phase")
@@ -399,16 +413,21 @@ def _every_column(summary: Summary, *, work: bool) -> dict[str, int]:
 
 
 def _shown_columns(summary: Summary, every: Mapping[str, int], top: int, width: int) -> dict[str, int]:
-    """The columns that leave room for the names, or for `_LEAST_FOLDED` characters of them."""
+    """The columns that leave room for the names, or for `_LEAST_FOLDED` characters of them.
+
+    Those of `_USE` leave room for all names in full.
+    """
     columns = dict(every)
     rows = summary.rows.head(top)
+    full = min(max(len(_title(summary)), *map(len, rows["short_name"])), _NAME_WIDTH)
     names = rows.filter("attributed")["short_name"]
     wanted = max(len(_title(summary)), _LEAST_NAME, *map(len, names))
     needed = min(wanted, _LEAST_FOLDED)
     if width >= _WIDE and "op_name" in rows.columns and rows["op_name"].count():
         needed += 2 + _LEAST_APART
-    for column in _LAST:
-        if width - sum(n + 2 for n in columns.values()) < needed:
+    for column in (*_USE, *_LAST):
+        least = max(needed, full + 2) if column in _USE else needed
+        if width - sum(n + 2 for n in columns.values()) < least:
             columns.pop(column, None)
     return columns
 
