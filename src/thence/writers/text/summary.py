@@ -386,8 +386,12 @@ def _title(summary: Summary) -> str:
 
 def _work(summary: Summary, *, work: bool) -> list[tuple[str, str]]:
     """Headings and names of the columns about use of the GPU of which something is known."""
-    columns = (("headroom", "headroom_ns"), ("TFLOP/s", "tflops"))
-    return [(text, name) for text, name in columns if work and summary.rows[name].count()]
+    rows, shown = summary.rows, []
+    if work and (rows["modelled_ns"] >= WELL_COVERED_SHARE * rows["total_ns"]).any():
+        shown.append(("headroom", "headroom_ns"))
+    if work and rows["tflops"].count():
+        shown.append(("TFLOP/s", "tflops"))
+    return shown
 
 
 def _known(row: Mapping[str, Any], name: str) -> str:
