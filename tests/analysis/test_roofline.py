@@ -124,6 +124,15 @@ def test_peaks_that_say_too_little_are_refused(options: list[str]) -> None:
     assert b"--peak" in done.stderr
 
 
+def test_peaks_that_cannot_be_measured_are_refused_before_the_program_runs(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    done = run_thence("record", "-o", tmp_path / "out", "--measure-peaks", "--", "touch", ran)
+    assert done.returncode == 2
+    assert b"thence: peaks could not be measured: measuring peaks needs" in done.stderr
+    assert not ran.exists()
+    assert not (tmp_path / "out").exists()
+
+
 def test_mfu_leaves_out_what_is_recomputed(tmp_path: Path) -> None:
     """Four steps of 1 ms with a product of 4096^3 each, and in the backward pass of a checkpoint the same again."""
     made = Work()

@@ -74,7 +74,7 @@ def measure_into(path: Path) -> None:
     done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)  # noqa: S603
     if done.returncode:
         why = done.stderr.strip().rpartition("\n")[2] or f"Python ended with {done.returncode}"
-        raise MissingRequirement(f"peaks could not be measured: {why.rpartition(': ')[2]}")
+        raise MissingRequirement(f"peaks could not be measured: {why.partition(': ')[2] or why}")
     try:
         path.write_text(done.stdout)
     except OSError as error:
