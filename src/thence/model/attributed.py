@@ -101,13 +101,12 @@ def of_each_activity(compute: Callable[[Attributed], _OfActivities]) -> Callable
 
     def found(trace: Attributed) -> _OfActivities:
         kept = vars(trace)
-        if name in kept:
-            pass
-        elif trace.part_of is None:
-            kept[name] = compute(trace)
-        else:
+        if name not in kept and trace.part_of is not None:
             whole, rows = trace.part_of
-            kept[name] = found(whole) if len(rows) == whole.gpu.height else found(whole)[rows]
+            every = found(whole)
+            kept[name] = every if len(rows) == len(every) else every[rows]
+        elif name not in kept:
+            kept[name] = compute(trace)
         result: _OfActivities = kept[name]
         return result
 
