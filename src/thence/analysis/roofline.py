@@ -204,23 +204,8 @@ def roofline(trace: Attributed, by: str, given: Peaks | None = None) -> Roofline
         attainable_ns=activity_rooflines(trace, attainable)["roofline_ns"] if attainable else pl.lit(None, pl.Float64)
     )
     shared = shared_among_places(separated_from_steady(trace, time_by_place(trace, by), by), activities)
-    rows = (
-        summed(shared.group_by("place", "no_place", maintain_order=True))
-        .rename({"no_place": "reason"})
-        .with_columns(pl.col("reason").cast(pl.String), name=name_of_place())
-        .sort("headroom_ns", "total_ns", "name", descending=[True, True, False])
-        .with_columns(share=pl.col("headroom_ns") / pl.max_horizontal(pl.col("headroom_ns").sum(), 1.0))
-        .select("name", pl.exclude("name", "place", "reason"), "reason")
-    )
     totals = summed(shared.with_columns(place=pl.lit(0)).group_by("place", maintain_order=True)).row(0, named=True)
     with_flop = int(activities.filter(pl.col("flop").is_not_null())["duration"].sum())
-    reasons = (
-        activities.filter(pl.col("reason").is_not_null())
-        .group_by(code="reason")
-        .agg(total_ns=pl.col("duration").sum())
-        .sort("total_ns", descending=True)
-        .with_columns(text=pl.col("code").replace_strict(dict(REASONS), return_dtype=pl.String))
-    )
     return Roofline(
         by,
         heading_of(trace, by),
@@ -232,26 +217,51 @@ def roofline(trace: Attributed, by: str, given: Peaks | None = None) -> Roofline
             **{name: totals[name] for name in ("flop", "bytes", "roofline_ns", "headroom_ns")},
         },
         step_utilisation(trace, activities),
-        rows,
-        reasons,
-        tuple(
-            activities.drop_nulls("flop")
-            .group_by("dtype")
-            .agg(pl.col("flop").sum())
-            .sort("flop", "dtype", descending=[True, False])["dtype"]
-            .drop_nulls()
-        ),
+        _rows(shared),
+        _reasons(activities),
+        _types(activities),
         _by_device(attainable),
-        pl.DataFrame(
-            [
-                (device.rank, device.device, device.clock_mhz, clock_of_peaks(device.name or ""))
-                for device in sorted(trace.meta.devices, key=lambda device: (device.rank, device.device))
-                if device.clock_mhz is not None
-            ],
-            CLOCKS,
-            orient="row",
-        ),
+        _clocks(trace),
     )
+
+
+def _rows(shared: pl.DataFrame) -> pl.DataFrame:
+    """`Roofline.rows` of what `shared_among_places` returns."""
+    return (
+        summed(shared.group_by("place", "no_place", maintain_order=True))
+        .rename({"no_place": "reason"})
+        .with_columns(pl.col("reason").cast(pl.String), name=name_of_place())
+        .sort("headroom_ns", "total_ns", "name", descending=[True, True, False])
+        .with_columns(share=pl.col("headroom_ns") / pl.max_horizontal(pl.col("headroom_ns").sum(), 1.0))
+        .select("name", pl.exclude("name", "place", "reason"), "reason")
+    )
+
+
+def _reasons(activities: pl.DataFrame) -> pl.DataFrame:
+    """`Roofline.reasons`, the most time first."""
+    return (
+        activities.filter(pl.col("reason").is_not_null())
+        .group_by(code="reason")
+        .agg(total_ns=pl.col("duration").sum())
+        .sort("total_ns", "code", descending=[True, False])
+        .with_columns(text=pl.col("code").replace_strict(dict(REASONS), return_dtype=pl.String))
+    )
+
+
+def _types(activities: pl.DataFrame) -> tuple[str, ...]:
+    """Data types of the FLOP, that with most FLOP first."""
+    summed_flop = activities.drop_nulls("flop").group_by("dtype").agg(pl.col("flop").sum())
+    return tuple(summed_flop.sort("flop", "dtype", descending=[True, False])["dtype"].drop_nulls())
+
+
+def _clocks(trace: Attributed) -> pl.DataFrame:
+    """`Roofline.clocks`."""
+    rows = [
+        (device.rank, device.device, device.clock_mhz, clock_of_peaks(device.name or ""))
+        for device in sorted(trace.meta.devices, key=lambda device: (device.rank, device.device))
+        if device.clock_mhz is not None
+    ]
+    return pl.DataFrame(rows, CLOCKS, orient="row")
 
 
 def _by_device(peaks: Mapping[tuple[int, int], Peaks]) -> tuple[tuple[int, int, Peaks], ...]:
