@@ -284,6 +284,9 @@ def traced_jobs(
         for choice in words[f"{verb} --warm-up"]:
             yield (verb, *inputs, *hlo, "--warm-up", choice, "--format", "json")
         yield (verb, *inputs, *hlo)
+    for by in ("kernel", "module", "op", "hlo", "phase"):
+        yield ("roofline", *inputs, *hlo, "--by", by, "--format", "json")
+    yield ("roofline", *inputs, *hlo, "--only", "gemm|nvjet|fusion")
     for by in words["flame --by"]:
         yield ("flame", *inputs, *hlo, "--by", by, "-o", "out.folded")
     sums = "select hlo, label, count(*) as n, sum(duration) as ns from activities"

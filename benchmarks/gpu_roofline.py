@@ -5,8 +5,10 @@
 
 Programs, each in a process of its own: cuBLAS products of 8192^3 and copies of 1 GiB (limits), training steps of a
 Llama with odd sizes, grouped heads and causal attention (eager, with checkpoints, compiled, captured in a CUDA graph
-and replayed, the last two recorded by `thence record`), training of a GPT-2 of transformers (hf), decoding with a
-static cache in CUDA graphs (decode), and a training step of JAX with scans, checkpoints and command buffers (jax).
+and replayed, the last two recorded by `thence record`), products that are recorded with samples of the clock beside
+nvidia-smi and after the peaks of the machine were measured (clocked), training of a GPT-2 of transformers (hf),
+decoding with a static cache in CUDA graphs (decode), and a training step of JAX with scans, checkpoints and command
+buffers (jax).
 
 ``record`` writes traces, recordings and labels into OUT. ``check`` prints for each program the share of its GPU time
 with FLOP or bytes, the rates, and the FLOP of the Llama and of the JAX step beside their closed forms; what is out of
@@ -16,6 +18,7 @@ its limits is WRONG, and the exit code is 1 then.
 from __future__ import annotations
 
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -25,6 +28,9 @@ from typing import TYPE_CHECKING, Any
 import thence
 from captured_step import captured as captured_graph
 from command_line import documented_parser
+from thence.capture.cuda.clocks import ClockSamples
+from thence.model.formats import MEASURED_PEAKS_FILE
+from thence.timing.measured_peaks import measure_into
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +42,7 @@ WIDTH = HIDDEN // HEADS
 STEPS = 3
 PRODUCT, GIBIBYTE = 8192, 1 << 30
 REPEATS = 12
+CLOCKED_STEPS = 200
 TIMEOUT_S = 150
 
 
@@ -234,6 +241,40 @@ def recorded_compiled(out: Path) -> None:
         step.torch.cuda.synchronize()
 
 
+def clocked(out: Path) -> None:
+    """Products in a CUDA graph, recorded, for some seconds; and what a sample of the clock costs."""
+    import torch
+
+    folder = out / "clocked"
+    folder.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+    measure_into(folder / MEASURED_PEAKS_FILE)
+    print(f"peaks measured in {time.perf_counter() - began:.1f} s", flush=True)
+    a, b = (torch.randn(PRODUCT, PRODUCT, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    a @ b
+    query = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits", "-lms", "200"]
+    with (out / "clocked_smi.txt").open("w") as file, thence.record(folder) as recording:
+        graph = captured_graph(torch, lambda: [a @ b for _ in range(REPEATS)])
+        graph.replay()
+        torch.cuda.synchronize()
+        beside = subprocess.Popen(query, stdout=file)
+        for _ in range(CLOCKED_STEPS):
+            graph.replay()
+            torch.cuda.synchronize()
+            recording.step()
+        beside.terminate()
+        beside.wait()
+    samples = ClockSamples()
+    samples.look()
+    costs = []
+    for _ in range(50):
+        samples.due = 0.0
+        began = time.perf_counter()
+        samples.look()
+        costs.append(time.perf_counter() - began)
+    (out / "clocked_cost.txt").write_text(f"{1e6 * statistics.median(costs):.1f} {1e6 * max(costs):.1f}\n")
+
+
 def hf(out: Path) -> None:
     """Training of a GPT-2 of transformers."""
     import torch
@@ -361,6 +402,7 @@ PROGRAMS: dict[str, Callable[[Path], None]] = {
     "captured": captured,
     "recorded": recorded,
     "recorded_compiled": recorded_compiled,
+    "clocked": clocked,
     "hf": hf,
     "decode": decode,
     "jax": jax_step,
@@ -449,6 +491,26 @@ def _limits(trace: thence.Trace, verdicts: Verdicts) -> None:
     verdicts.judge(0.85 <= copy <= 0.95, f"a copy at {copy:.1%} of the bandwidth (85 to 95 %)")
 
 
+def _clocked(trace: thence.Trace, out: Path, verdicts: Verdicts) -> None:
+    """The clock beside that of nvidia-smi, and the product's shares of the data sheet and of what is attainable."""
+    median, most = (float(text) for text in (out / "clocked_cost.txt").read_text().split())
+    verdicts.judge(median <= 200, f"a sample of the clock takes {median:.0f} us, at most {most:.0f} us")
+    (device,) = trace.meta.devices
+    seen = statistics.median(map(float, (out / "clocked_smi.txt").read_text().split()))
+    clock = device.clock_mhz or 0
+    verdicts.judge(abs(clock / seen - 1) <= 0.05, f"SM clock {clock:.0f} MHz, {seen:.0f} MHz by nvidia-smi")
+    found = trace.roofline("kernel")
+    row = found.rows.filter(found.rows["flop"].is_not_null()).sort("total_ns").row(-1, named=True)
+    # The peaks were measured in bursts of 50 ms; in seconds, the power limit lowers the clock.
+    verdicts.judge(
+        0.8 <= row["attainable_share"] <= 1.02 and 0.6 <= row["peak_share"] <= 1,
+        f"{row['tflops']:.0f} TFLOP/s: {row['peak_share']:.1%} of the roofline, "
+        f"{row['attainable_share']:.1%} of what is attainable",
+    )
+    for text in found.remarks():
+        print(f"    {text}")
+
+
 def _captured(trace: thence.Trace, out: Path, verdicts: Verdicts) -> thence.Trace:
     """The replays with the labels of their capture."""
     alone = trace.roofline("kernel").totals
@@ -474,6 +536,8 @@ def check(out: Path, names: list[str]) -> int:
         _stated(name, _of_steps(trace)[0].roofline("kernel"), verdicts)
         if name == "limits":
             _limits(trace, verdicts)
+        if name == "clocked":
+            _clocked(trace, out, verdicts)
         if name in EXPECTED:
             _flop(trace, EXPECTED[name](), verdicts, name)
         if name in ("eager", "recorded", "recorded_compiled"):

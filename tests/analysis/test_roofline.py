@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import thence
 from helpers import run_thence
 from thence.model.peaks import Peaks
-from work_traces import BF16_TFLOPS, Work
+from work_traces import BF16_TFLOPS, H100, Work
 
 DATA = Path(__file__).parents[1] / "data" / "torch"
 COMPILED = DATA / "torch_compile_rank0.json.gz"
@@ -123,6 +124,15 @@ def test_peaks_that_say_too_little_are_refused(options: list[str]) -> None:
     assert b"--peak" in done.stderr
 
 
+def test_peaks_that_cannot_be_measured_are_refused_before_the_program_runs(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    done = run_thence("record", "-o", tmp_path / "out", "--measure-peaks", "--", "touch", ran)
+    assert done.returncode == 2
+    assert b"thence: peaks could not be measured: measuring peaks needs" in done.stderr
+    assert not ran.exists()
+    assert not (tmp_path / "out").exists()
+
+
 def test_mfu_leaves_out_what_is_recomputed(tmp_path: Path) -> None:
     """Four steps of 1 ms with a product of 4096^3 each, and in the backward pass of a checkpoint the same again."""
     made = Work()
@@ -168,6 +178,54 @@ def test_changes_to_a_roofline_that_cannot_be_are_refused(trace: thence.Trace, t
 def test_a_part_of_the_work_has_no_mfu(trace: thence.Trace) -> None:
     assert trace.roofline("kernel").steps.height == 1
     assert trace.select(only="gemm|nvjet").roofline("kernel").steps.is_empty()
+
+
+def test_rows_are_named_as_in_a_report(trace: thence.Trace) -> None:
+    for by in ("module", "op"):
+        found, reported = trace.roofline(by).rows, trace.report(by).rows
+        columns = ["name", "reason", "total_ns"]
+        assert found.select(columns).sort("name").equals(reported.select(columns).sort("name"))
+        nowhere = found.filter(pl.col("reason").is_not_null())
+        assert nowhere["name"].str.starts_with("[").all()
+    assert "[no nn.Module calls recorded]" in trace.roofline("module").rows["name"].to_list()
+
+
+def test_a_report_has_the_work_of_each_row(tmp_path: Path) -> None:
+    """A product of 4096^3 in 250 us, an addition of 2^27 elements in 400 us, and what has no model."""
+    made = Work()
+    made.call("aten::mm", [[4096, 4096], [4096, 4096]], ("gemm_bf16", 250.0))
+    made.call("aten::add", [[1 << 27], [1 << 27]], ("add", 400.0))
+    made.call("aten::strange", [[8]], ("other", 20.0))
+    rows = {row["name"]: row for row in made.opened(tmp_path).report("op").rows.iter_rows(named=True)}
+    flop, moved = 2 * 4096**3, 3 * 2 * 2**27
+    product, addition = rows["aten::mm"], rows["aten::add"]
+    assert (product["flop"], product["flop_ns"], product["modelled_ns"]) == (flop, 250_000, 250_000)
+    assert product["tflops"] == pytest.approx(flop / 250e-6 / 1e12)
+    assert product["headroom_ns"] == round(250_000 - flop / BF16_TFLOPS / 1e3)
+    assert (addition["flop"], addition["tflops"], addition["bytes"]) == (None, None, moved)
+    assert addition["headroom_ns"] == round(400_000 - moved / 3352)
+    assert [rows["aten::strange"][name] for name in ("flop", "bytes", "modelled_ns", "headroom_ns")] == [None] * 4
+
+
+def test_shares_of_what_is_attainable_stand_beside_those_of_the_data_sheet(tmp_path: Path) -> None:
+    made = Work()
+    made.call("aten::mm", [[4096, 4096], [4096, 4096]], ("gemm_bf16", 250.0))
+    made.call("aten::strange", [[8]], ("other", 20.0))
+    trace = made.opened(tmp_path)
+    assert trace.roofline("op").rows["attainable_share"].null_count() == 2
+    assert "of attainable" not in str(trace.roofline("op").views())
+    meta = trace.recorded.meta
+    slower = tuple(replace(device, clock_mhz=1220.0) for device in meta.devices)  # two thirds of 1.83 GHz
+    at_clock = thence.Trace(replace(trace.recorded, meta=replace(meta, devices=slower))).roofline("op")
+    row = at_clock.rows.filter(pl.col("name") == "aten::mm").row(0, named=True)
+    assert row["attainable_share"] == pytest.approx(1.5 * row["peak_share"])
+    assert any("at 1,220 MHz, the clock that was sampled" in text for text in at_clock.remarks())
+    assert any("1,220 MHz in the median while it worked, 66.7 % of the 1,830 MHz" in t for t in at_clock.remarks())
+    assert at_clock.to_json()["clocks"].to_dicts() == [{"rank": 0, "device": 0, "mhz": 1220.0, "peak_mhz": 1830.0}]
+    kept = ({"measured_peaks": {"device": H100, "gbps": 3000.0, "bfloat16": BF16_TFLOPS / 1.25}},)
+    measured = thence.Trace(replace(trace.recorded, meta=replace(meta, devices=slower, facts=kept))).roofline("op")
+    found = measured.rows.filter(pl.col("name") == "aten::mm").row(0, named=True)
+    assert found["attainable_share"] == pytest.approx(1.25 * found["peak_share"]), "measured before the clock"
 
 
 def test_shapes_are_a_kind_of_place(trace: thence.Trace) -> None:

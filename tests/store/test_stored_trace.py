@@ -150,9 +150,33 @@ def test_idle_time_needs_host_ranges_and_is_that_of_the_files_with_them(job: Pat
     assert_frame_equal(found.flame().nodes, expected.flame().nodes, categorical_as_str=True)
     assert_frame_equal(found.tables.host, expected.tables.host, categorical_as_str=True)
     assert report(found, "shape") == report(expected, "shape")
-    assert_frame_equal(found.roofline("op").rows, expected.roofline("op").rows, categorical_as_str=True)
+    assert_frame_equal(found.roofline("shape").rows, expected.roofline("shape").rows, categorical_as_str=True)
+    with pytest.raises(MissingData, match="thence roofline --by shape needs; thence ingest --host keeps them"):
+        thence.open(job).roofline("shape")
+
+
+def test_work_of_activities_is_kept_without_host_ranges(job: Path, files: thence.Trace) -> None:
+    for part in ({}, {"ranks": (3,)}, {"only": "gemm|nvjet"}):
+        found, expected = thence.open(job).select(**part), files.select(**part)
+        assert_frame_equal(found.roofline("op").rows, expected.roofline("op").rows)
+    rows = thence.open(job).report("rank").rows
+    assert rows["flop"].to_list() == [files.select(ranks=(rank,)).roofline("rank").totals["flop"] for rank in range(4)]
+
+
+def test_a_store_of_an_earlier_version_says_that_it_lacks_work(job: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    shutil.copytree(job, old)
+    for path in old.rglob("work.parquet"):
+        path.unlink()
+    for path in [*old.rglob("summary-report_rows.parquet"), *(old / SUMMARIES / "report_rows").iterdir()]:
+        pl.read_parquet(path).drop("flop", "flop_ns", "bytes", "modelled_ns", "headroom_ns").write_parquet(path)
+    trace = thence.open(old)
+    summary = trace.report("kernel")
+    assert summary.rows["total_ns"].sum() == summary.sum_ns
+    assert summary.rows["flop"].null_count() == summary.rows["headroom_ns"].null_count() == summary.rows.height
+    assert any("did not keep FLOP and bytes; the same thence ingest adds them" in note for note in summary.notes)
     with pytest.raises(MissingData, match="thence roofline needs; thence ingest --host keeps them"):
-        thence.open(job).roofline("op")
+        trace.roofline("op")
 
 
 def test_xla_programs_and_their_warm_up(tmp_path: Path) -> None:

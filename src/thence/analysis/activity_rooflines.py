@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.grouping.data_types import data_types
 from thence.analysis.grouping.kernel_groups import communicates
 from thence.attribution.work.activity_work import activity_work
 from thence.errors import MissingData
+from thence.model.attributed import of_each_activity
 from thence.model.collective_kinds import bandwidths, kind_of
-from thence.model.peaks import DTYPES, peaks_of
+from thence.model.names import matching
+from thence.model.peaks import DTYPES, measured_peaks_of, peaks_at_clock, peaks_of
 from thence.model.thresholds import MAX_OVER_PEAK, SHORT_KERNEL_NS
 
 if TYPE_CHECKING:
@@ -57,19 +58,100 @@ def known_peaks(trace: Attributed, given: Peaks | None) -> dict[tuple[int, int],
     Raises:
         MissingData: the peaks of none of the devices are known.
     """
-    pairs = trace.gpu.select("rank", "device").unique().sort("rank", "device").rows()
+    names = _names_of_devices(trace)
     if given is not None:
-        return dict.fromkeys(pairs, given)
-    names = {(device.rank, device.device): device.name or "" for device in trace.meta.devices}
-    found = {pair: peaks for pair in pairs if (peaks := peaks_of(names.get(pair, ""))) is not None}
+        return dict.fromkeys(names, given)
+    found = _peaks_by_name(names)
     if not found:
-        unknown = sorted({names.get(pair) or "a device without a name" for pair in pairs})
+        unknown = sorted({name or "a device without a name" for name in names.values()})
         raise MissingData(
             f"{', '.join(trace.meta.inputs)}: the peaks of {', '.join(unknown)} are not known; "
             "--peak bfloat16=989 --bandwidth 3350 states them (TFLOP/s without sparsity, and GB/s), and "
             "thence roofline --measure-peaks measures them"
         )
     return found
+
+
+def attainable_peaks(trace: Attributed) -> dict[tuple[int, int], Peaks]:
+    """What each device attains, by rank and device; devices of which the trace does not tell it are left out.
+
+    It is what was measured on the machine before it was recorded, else the peaks at the clock that was sampled.
+    """
+    measured = [fact["measured_peaks"] for fact in trace.meta.facts if fact.get("measured_peaks")]
+    result = {}
+    for device in trace.meta.devices:
+        name = device.name or ""
+        found = [peaks for kept in measured if (peaks := measured_peaks_of(name, kept)) is not None]
+        at_clock = None if device.clock_mhz is None else peaks_at_clock(name, device.clock_mhz)
+        peaks = found[0] if found else at_clock
+        if peaks is not None:
+            result[device.rank, device.device] = peaks
+    return result
+
+
+def _names_of_devices(trace: Attributed) -> dict[tuple[int, int], str]:
+    """The name of each device with activities, by rank and device; empty where it is not known."""
+    names = {(device.rank, device.device): device.name or "" for device in trace.meta.devices}
+    pairs = trace.gpu.select("rank", "device").unique().sort("rank", "device").rows()
+    return {pair: names.get(pair, "") for pair in pairs}
+
+
+def _peaks_by_name(names: Mapping[tuple[int, int], str]) -> dict[tuple[int, int], Peaks]:
+    return {pair: peaks for pair, name in names.items() if (peaks := peaks_of(name)) is not None}
+
+
+@of_each_activity
+def rooflines_of_known_devices(trace: Attributed) -> pl.DataFrame:
+    """As `activity_rooflines`, with the peaks that thence knows; activities of other devices have no roofline."""
+    return activity_rooflines(trace, _peaks_by_name(_names_of_devices(trace)))
+
+
+WORK_SUMS = ("flop", "flop_ns", "bytes", "modelled_ns", "headroom_ns")
+"""Columns of `work_of_parts`. They add up over parts, activities and ranks."""
+
+
+def work_of_parts(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
+    """What is known of the work of each part of an activity at a place, in whole numbers.
+
+    Args:
+        trace: attributed.
+        parts: as `thence.analysis.grouping.time_by_place.time_by_place` returns them.
+
+    Returns:
+        columns flop (Int128: a part may have more than 64 bits hold), flop_ns (time of the part if its FLOP are known),
+        bytes, modelled_ns (time of the part if it has a roofline), headroom_ns (time beyond it), one row for each part;
+        null where unknown.
+    """
+    rated = rooflines_of_known_devices(trace).select("duration", "flop", "bytes", "roofline_ns", "reason")
+    part, whole = pl.col("part"), pl.col("duration")
+    share = pl.when(whole > 0).then(part / whole).otherwise(0.0)
+    sums = {
+        "flop": pl.col("flop") * share,
+        "flop_ns": pl.when(pl.col("flop").is_not_null()).then(part),
+        "bytes": pl.col("bytes") * share,
+        "modelled_ns": pl.when(pl.col("reason").is_null()).then(part),
+        "headroom_ns": part - pl.col("roofline_ns") * share,
+    }
+    return (
+        rated[parts["gpu"].cast(pl.UInt32)]
+        .with_columns(part=parts["duration"])
+        .select(sums[name].round().cast(pl.Int128 if name == "flop" else pl.Int64).alias(name) for name in WORK_SUMS)
+    )
+
+
+def summed_work() -> list[pl.Expr]:
+    """The sums of `WORK_SUMS` in groups, null if nothing is known; exact until FLOP are rounded to Float64."""
+    return [
+        pl.when(pl.col(name).is_not_null().any())
+        .then(pl.col(name).cast(pl.Int128).sum().cast(pl.Float64 if name == "flop" else pl.Int64))
+        .alias(name)
+        for name in WORK_SUMS
+    ]
+
+
+def tflops() -> pl.Expr:
+    """10^12 FLOP/s in the time of the work with known FLOP; null without."""
+    return pl.when(pl.col("flop_ns") > 0).then(pl.col("flop") / pl.col("flop_ns") / 1e3)
 
 
 def activity_rooflines(trace: Attributed, peaks: Mapping[tuple[int, int], Peaks]) -> pl.DataFrame:
@@ -83,11 +165,9 @@ def activity_rooflines(trace: Attributed, peaks: Mapping[tuple[int, int], Peaks]
         columns rank, device, duration, reason (of `REASONS`; null where there is a roofline), and, null where there is
         none: dtype (of the FLOP), flop, bytes, compute_ns (FLOP / peak), roofline_ns, bound (of `BOUNDS`), work_rule.
     """
-    types = data_types(trace)
-    work = activity_work(trace, types)
     activities = (
         trace.gpu.select("rank", "device", "kind", "duration", "name", "program", communicates=communicates(trace))
-        .hstack(work)
+        .hstack(activity_work(trace).cast({"dtype": pl.String}))
         .with_columns(link_bytes=_link_bytes(trace))
         .join(_ceilings(peaks), on=["rank", "device"], how="left", maintain_order="left")
     )
@@ -110,9 +190,8 @@ def activity_rooflines(trace: Attributed, peaks: Mapping[tuple[int, int], Peaks]
 
 def _with_times(rated: pl.DataFrame) -> pl.DataFrame:
     """Adds links (whether its bytes pass over a link), and the times that FLOP and bytes take at the ceilings."""
-    name = pl.col("name").cast(pl.String)
     copies = pl.col("kind") == "memcpy"
-    over_host, over_gpu = copies & name.str.contains("HtoD|DtoH"), copies & name.str.contains("PtoP")
+    over_host, over_gpu = (copies & pl.lit(matching(rated["name"], way)) for way in ("HtoD|DtoH", "PtoP"))
     links = pl.col("communicates") | over_host | over_gpu
     link = pl.when(over_host).then("host_link").otherwise("gpu_link")
     moved = pl.when("communicates").then("link_bytes").otherwise("bytes")

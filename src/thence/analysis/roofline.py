@@ -7,37 +7,42 @@ add up to the modelled time. Work without a model has no headroom; its time is l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.analysis.activity_rooflines import BOUNDS, REASONS, activity_rooflines, known_peaks
-from thence.analysis.grouping.time_by_place import heading_of, time_by_place
+from thence.analysis.activity_rooflines import BOUNDS, REASONS, activity_rooflines, attainable_peaks, known_peaks
+from thence.analysis.grouping.time_by_place import heading_of, name_of_place, separated_from_steady, time_by_place
 from thence.analysis.steps.windows import selected_steps
 from thence.errors import MissingData
 from thence.model.answer import Answer, Lines, TableView, result_or_reason
 from thence.model.kernel_names import short_names
+from thence.model.peaks import clock_of_peaks
 from thence.model.phases import Phase
 from thence.model.totals import close, must
 from thence.units import format_ns, format_share, several
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from thence.model.attributed import Attributed
     from thence.model.peaks import Peaks
 
 _HEADINGS = {
     "total_ns": "total", "headroom_ns": "headroom", "share": "of headroom", "bound": "bound by", "tflops": "TFLOP/s",
-    "gbps": "GB/s", "intensity": "FLOP/byte", "peak_share": "of roofline", "modelled_share": "modelled",
-    "count": "count",
+    "gbps": "GB/s", "intensity": "FLOP/byte", "peak_share": "of roofline", "attainable_share": "of attainable",
+    "modelled_share": "modelled", "count": "count",
 }  # fmt: skip
+_OF_ACTIVITY = ("flop", "bytes", "compute_ns", "roofline_ns", "attainable_ns")
+"""Columns of activities that are divided among places."""
 STEPS = {
     "rank": pl.Int32(), "device": pl.Int32(), "steps": pl.Int64(), "duration_ns": pl.Int64(), "flop": pl.Float64(),
     "recomputed_flop": pl.Float64(), "mfu": pl.Float64(), "hfu": pl.Float64(), "known_share": pl.Float64(),
 }  # fmt: skip
 """Columns of `Roofline.steps`."""
+CLOCKS = {"rank": pl.Int32(), "device": pl.Int32(), "mhz": pl.Float64(), "peak_mhz": pl.Float64()}
+"""Columns of `Roofline.clocks`."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +59,19 @@ class Roofline(Answer):
             the work that they launched, mfu and hfu (null if no FLOP are known), and known_share, the share of the
             time of that work whose FLOP or bytes are known. Empty without steps, or if only a part of the work is
             selected.
-        rows: name (null: no place), count, total_ns, modelled_ns, flop, bytes, tflops (10^12 FLOP/s in the time with
-            FLOP), gbps (10^9 bytes/s in the time with bytes), intensity (FLOP / bytes of activities that have both),
-            bound (of `BOUNDS`, what limits most of its modelled time; unknown if nothing is modelled), roofline_ns,
-            headroom_ns, peak_share (roofline_ns / modelled_ns), modelled_share, share (of headroom); the largest
-            headroom first. Null where nothing is known.
+        rows: name (the place, or why there is none, as `report` names it), count, total_ns, modelled_ns, flop, bytes,
+            tflops (10^12 FLOP/s in the time with FLOP), gbps (10^9 bytes/s in the time with bytes), intensity (FLOP /
+            bytes of activities that have both), bound (of `BOUNDS`, what limits most of its modelled time; unknown if
+            nothing is modelled), roofline_ns, headroom_ns, peak_share (roofline_ns / modelled_ns), attainable_share
+            (the same at the peaks of ``attainable``), modelled_share, share (of headroom), reason (code of why there
+            is no place; null for a place); the largest headroom first. Null where nothing is known.
         reasons: code, total_ns and text of time without a roofline.
         dtypes: data types of the FLOP, that with most FLOP first.
+        attainable: of each device of which the trace tells it, what it attains (measured, or at the clock that it ran
+            at), as `peaks`.
+        clocks: rank, device, mhz (median of the clock that was sampled while the device worked) and peak_mhz (the clock
+            at which the peaks of its tensor cores hold; null where it is not known); one row for each device whose
+            clock was sampled.
     """
 
     by: str
@@ -71,6 +82,8 @@ class Roofline(Answer):
     rows: pl.DataFrame
     reasons: pl.DataFrame
     dtypes: tuple[str, ...] = ()
+    attainable: tuple[tuple[int, int, Peaks], ...] = ()
+    clocks: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=CLOCKS))
 
     @property
     def modelled_share(self) -> float:
@@ -102,38 +115,42 @@ class Roofline(Answer):
         """See `Answer`."""
         rows = self.rows
         if self.by == "kernel":
-            names = rows["name"].cast(pl.String)
-            rows = rows.with_columns(name=names.replace(short_names(names.drop_nulls().to_list())))
+            rows = rows.with_columns(pl.col("name").replace(short_names(rows["name"].to_list())))
+        headings = {name: text for name, text in _HEADINGS.items() if self.attainable or name != "attainable_share"}
         return (
             Lines(tuple((text, "") for text in self.about())),
-            TableView(rows, {"name": self.heading, **_HEADINGS}, rows_shown=20, bar="headroom_ns"),
+            TableView(rows, {"name": self.heading, **headings}, rows_shown=20, bar="headroom_ns"),
         )
 
     def remarks(self) -> tuple[str, ...]:
         """See `Answer`."""
         peaks = {
-            f"peaks of {peaks.device}: "
+            f"{kind} of {peaks.device}: "
             + ", ".join(f"{dtype} {value:,.0f}" for dtype, value in peaks.tflops.items())
             + f" TFLOP/s, {peaks.gbps:,.0f} GB/s ({peaks.source})"
-            for _, _, peaks in self.peaks
+            for kind, held in (("peaks", self.peaks), ("attainable", self.attainable))
+            for _, _, peaks in held
             if peaks.gbps is not None
         }
+        clocks = (
+            f"rank {row['rank']} GPU {row['device']}: the multiprocessors' clock was {row['mhz']:,.0f} MHz in the "
+            f"median while it worked, {format_share(row['mhz'] / row['peak_mhz'], 1)} of the "
+            f"{row['peak_mhz']:,.0f} MHz of its peaks"
+            for row in self.clocks.drop_nulls().iter_rows(named=True)
+        )
         unknown = (
             f"no roofline for {format_ns(total)}: {text}"
             for total, text in self.reasons.select("total_ns", "text").iter_rows()
         )
-        return (*sorted(peaks), *unknown)
+        return (*sorted(peaks, reverse=True), *clocks, *unknown)
 
     def to_json(self) -> dict[str, Any]:
         """See `Answer`."""
         return {
             "by": self.by,
-            "peaks": [
-                {"rank": rank, "device": device, "name": peaks.device, "dtype": dtype, "tflops": value,
-                 "gbps": peaks.gbps, "source": peaks.source}
-                for rank, device, peaks in self.peaks
-                for dtype, value in peaks.tflops.items()
-            ],
+            "peaks": _peaks_json(self.peaks),
+            "attainable": _peaks_json(self.attainable),
+            "clocks": self.clocks,
             "totals": dict(self.totals),
             "steps": self.steps,
             "rows": self.rows,
@@ -158,6 +175,15 @@ class Roofline(Answer):
         must(inputs, adds_up, "roofline and headroom do not add up to the modelled time")
 
 
+def _peaks_json(held: Sequence[tuple[int, int, Peaks]]) -> list[dict[str, Any]]:
+    return [
+        {"rank": rank, "device": device, "name": peaks.device, "dtype": dtype, "tflops": value, "gbps": peaks.gbps,
+         "source": peaks.source}
+        for rank, device, peaks in held
+        for dtype, value in peaks.tflops.items()
+    ]  # fmt: skip
+
+
 def roofline(trace: Attributed, by: str, given: Peaks | None = None) -> Roofline:
     """FLOP, bytes and headroom of each place.
 
@@ -173,23 +199,17 @@ def roofline(trace: Attributed, by: str, given: Peaks | None = None) -> Roofline
     if trace.gpu.is_empty():
         raise MissingData(f"{', '.join(trace.meta.inputs)}: there is no device activity")
     peaks = known_peaks(trace, given)
-    activities = activity_rooflines(trace, peaks)
-    shared = shared_among_places(time_by_place(trace, by), activities)
-    rows = summed(shared.group_by("name", maintain_order=True)).sort("headroom_ns", "total_ns", descending=True)
-    rows = rows.with_columns(share=pl.col("headroom_ns") / max(float(rows["headroom_ns"].sum()), 1.0))
-    totals = summed(shared.with_columns(name=pl.lit(0)).group_by("name", maintain_order=True)).row(0, named=True)
-    with_flop = int(activities.filter(pl.col("flop").is_not_null())["duration"].sum())
-    reasons = (
-        activities.filter(pl.col("reason").is_not_null())
-        .group_by(code="reason")
-        .agg(total_ns=pl.col("duration").sum())
-        .sort("total_ns", descending=True)
-        .with_columns(text=pl.col("code").replace_strict(dict(REASONS), return_dtype=pl.String))
+    attainable = attainable_peaks(trace)
+    activities = activity_rooflines(trace, peaks).with_columns(
+        attainable_ns=activity_rooflines(trace, attainable)["roofline_ns"] if attainable else pl.lit(None, pl.Float64)
     )
+    shared = shared_among_places(separated_from_steady(trace, time_by_place(trace, by), by), activities)
+    totals = summed(shared.with_columns(place=pl.lit(0)).group_by("place", maintain_order=True)).row(0, named=True)
+    with_flop = int(activities.filter(pl.col("flop").is_not_null())["duration"].sum())
     return Roofline(
         by,
         heading_of(trace, by),
-        tuple((rank, device, found) for (rank, device), found in peaks.items()),
+        _by_device(peaks),
         {
             "total_ns": totals["total_ns"],
             "flop_modelled_ns": with_flop,
@@ -197,16 +217,55 @@ def roofline(trace: Attributed, by: str, given: Peaks | None = None) -> Roofline
             **{name: totals[name] for name in ("flop", "bytes", "roofline_ns", "headroom_ns")},
         },
         step_utilisation(trace, activities),
-        rows,
-        reasons,
-        tuple(
-            activities.drop_nulls("flop")
-            .group_by("dtype")
-            .agg(pl.col("flop").sum())
-            .sort("flop", "dtype", descending=[True, False])["dtype"]
-            .drop_nulls()
-        ),
+        _rows(shared),
+        _reasons(activities),
+        _types(activities),
+        _by_device(attainable),
+        _clocks(trace),
     )
+
+
+def _rows(shared: pl.DataFrame) -> pl.DataFrame:
+    """`Roofline.rows` of what `shared_among_places` returns."""
+    return (
+        summed(shared.group_by("place", "no_place", maintain_order=True))
+        .rename({"no_place": "reason"})
+        .with_columns(pl.col("reason").cast(pl.String), name=name_of_place())
+        .sort("headroom_ns", "total_ns", "name", descending=[True, True, False])
+        .with_columns(share=pl.col("headroom_ns") / pl.max_horizontal(pl.col("headroom_ns").sum(), 1.0))
+        .select("name", pl.exclude("name", "place", "reason"), "reason")
+    )
+
+
+def _reasons(activities: pl.DataFrame) -> pl.DataFrame:
+    """`Roofline.reasons`, the most time first."""
+    return (
+        activities.filter(pl.col("reason").is_not_null())
+        .group_by(code="reason")
+        .agg(total_ns=pl.col("duration").sum())
+        .sort("total_ns", "code", descending=[True, False])
+        .with_columns(text=pl.col("code").replace_strict(dict(REASONS), return_dtype=pl.String))
+    )
+
+
+def _types(activities: pl.DataFrame) -> tuple[str, ...]:
+    """Data types of the FLOP, that with most FLOP first."""
+    summed_flop = activities.drop_nulls("flop").group_by("dtype").agg(pl.col("flop").sum())
+    return tuple(summed_flop.sort("flop", "dtype", descending=[True, False])["dtype"].drop_nulls())
+
+
+def _clocks(trace: Attributed) -> pl.DataFrame:
+    """`Roofline.clocks`."""
+    rows = [
+        (device.rank, device.device, device.clock_mhz, clock_of_peaks(device.name or ""))
+        for device in sorted(trace.meta.devices, key=lambda device: (device.rank, device.device))
+        if device.clock_mhz is not None
+    ]
+    return pl.DataFrame(rows, CLOCKS, orient="row")
+
+
+def _by_device(peaks: Mapping[tuple[int, int], Peaks]) -> tuple[tuple[int, int, Peaks], ...]:
+    return tuple((rank, device, found) for (rank, device), found in sorted(peaks.items()))
 
 
 def shared_among_places(parts: pl.DataFrame, activities: pl.DataFrame) -> pl.DataFrame:
@@ -217,13 +276,14 @@ def shared_among_places(parts: pl.DataFrame, activities: pl.DataFrame) -> pl.Dat
         activities: as `activity_rooflines` returns them.
 
     Returns:
-        columns name (the place), part (ns) and those of ``activities``, with the part's share of work and roofline.
+        columns place, no_place (why there is none), part (ns) and those of ``activities``, with the part's share of
+        work and roofline.
     """
-    placed = parts.select("gpu", name="place", part="duration")
+    placed = parts.select("gpu", "place", no_place="reason", part="duration")
     row = pl.col("gpu").cast(pl.UInt32)
     shared = placed.hstack(activities[placed.select(row).to_series()].drop("rank", "device"))
     share = pl.when(pl.col("duration") > 0).then(pl.col("part") / pl.col("duration")).otherwise(0.0)
-    return shared.with_columns(pl.col(name) * share for name in ("flop", "bytes", "compute_ns", "roofline_ns"))
+    return shared.with_columns(pl.selectors.by_name(_OF_ACTIVITY, require_all=False) * share)
 
 
 def step_utilisation(trace: Attributed, activities: pl.DataFrame) -> pl.DataFrame:
@@ -288,6 +348,7 @@ def summed(groups: Any) -> pl.DataFrame:
         gbps=_known_sum("bytes") / time.filter(pl.col("bytes").is_not_null()).sum(),
         intensity=pl.col("flop").filter(both).sum() / pl.col("bytes").filter(both).sum(),
         roofline_ns=pl.col("roofline_ns").sum(),
+        attainable_share=_known_sum("attainable_ns") / time.filter(pl.col("attainable_ns").is_not_null()).sum(),
         **{bound: time.filter(pl.col("bound") == bound).sum() for bound in BOUNDS},
     )
     largest = pl.max_horizontal(BOUNDS)
@@ -297,5 +358,8 @@ def summed(groups: Any) -> pl.DataFrame:
         peak_share=pl.when(pl.col("modelled_ns") > 0).then(pl.col("roofline_ns") / pl.col("modelled_ns")),
         modelled_share=pl.when(pl.col("total_ns") > 0).then(pl.col("modelled_ns") / pl.col("total_ns")),
         bound=pl.when(pl.col("modelled_ns") == 0).then(pl.lit("unknown")).otherwise(decides),
-        **{name: pl.when(pl.col(name).is_finite()).then(name) for name in ("tflops", "gbps", "intensity")},
+        **{
+            name: pl.when(pl.col(name).is_finite()).then(name)
+            for name in ("tflops", "gbps", "intensity", "attainable_share")
+        },
     ).drop(BOUNDS)

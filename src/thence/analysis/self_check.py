@@ -60,6 +60,8 @@ def checked_references(trace: Attributed) -> Attributed:
         inside = column.drop_nulls().is_between(0, count - 1).all()
         must(trace.meta.inputs, inside, f"{what} refer to rows that do not exist")
     must(trace.meta.inputs, trace.places.height == rows, "activities have no place in the table of places")
+    of_whole = rows if trace.part_of is None else len(trace.part_of[1])
+    must(trace.meta.inputs, of_whole == rows, "activities of a part are not those of the whole trace")
     belong = trace.collective_parts["gpu"].is_in(trace.collectives["gpu"].implode()).all()
     must(trace.meta.inputs, belong, "parts of collectives belong to no collective")
     unique = trace.graph_places["gpu"].is_unique().all()

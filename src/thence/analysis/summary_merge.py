@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from thence.analysis.activity_rooflines import WORK_SUMS, summed_work
 from thence.analysis.grouping.layers import folded_rows
 from thence.analysis.grouping.time_by_place import general_heading
 from thence.analysis.rank_tables import RANK, rank_table
@@ -107,15 +108,22 @@ _TABLES = (
             _NS,
             Column("exposed_ns", pl.Int64(), "time in which no other work ran, ns"),
             Column("backward_ns", pl.Int64(), "part of total_ns whose phase is backward, ns"),
+            Column("flop", pl.Float64(), "FLOP of the work with a roofline, a whole number; null: unknown"),
+            Column("flop_ns", pl.Int64(), "time of the work with known FLOP, ns; null: none"),
+            Column("bytes", pl.Int64(), "bytes of the work with a roofline; null: unknown"),
+            Column("modelled_ns", pl.Int64(), "time of the work with a roofline, ns; null: none"),
+            Column("headroom_ns", pl.Int64(), "time of that work beyond its roofline, ns; null: unknown"),
         ),
         required=("by", "name", "attributed", "count", "total_ns", "exposed_ns", "backward_ns"),
     ),
 )
 REPORT_TABLES = {table.name: table for table in _TABLES}
-"""The tables that `summary_tables` returns; all columns of type Int64 add up over ranks."""
+"""The tables that `summary_tables` returns; all columns of type Int64, and flop, add up over ranks."""
 
 _SUMMED = tuple(
-    (table, [c.name for c in table.columns if c.dtype == pl.Int64()]) for table in _TABLES if table.name != "divisions"
+    (table, [c.name for c in table.columns if c.dtype == pl.Int64() and c.name not in WORK_SUMS])
+    for table in _TABLES
+    if table.name != "divisions"
 )
 
 
@@ -165,8 +173,9 @@ def folded(frames: Mapping[str, pl.DataFrame]) -> Frames:
     """The tables of several ranks added up: one row for each place, whose rank is null."""
     result = {}
     for table, summed in _SUMMED:
-        keys = [column.name for column in table.columns if column.name not in (*summed, RANK.name)]
-        result[table.name] = frames[table.name].group_by(keys, maintain_order=True).agg(pl.col(summed).sum())
+        keys = [column.name for column in table.columns if column.name not in (*summed, *WORK_SUMS, RANK.name)]
+        work = summed_work() if table.name == "rows" else []
+        result[table.name] = frames[table.name].group_by(keys, maintain_order=True).agg(pl.col(summed).sum(), *work)
     known = pl.col("idle_inside_ns").null_count() == 0
     same = pl.col("heading").n_unique() == 1
     divisions = frames["divisions"].group_by("by", maintain_order=True)

@@ -114,6 +114,12 @@ def _sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--strict", is_flag=True, help="Exit with code 2 if the command succeeds but its recording is empty or incomplete."
 )
+@click.option(
+    "--measure-peaks",
+    is_flag=True,
+    help="Before the command runs, measure in ten seconds with PyTorch what this machine's GPU attains; thence "
+    "roofline then also states shares of that.",
+)
 @click.argument("program", nargs=-1, required=True, metavar="[--] COMMAND...")
 @click.pass_context
 def command(
@@ -128,6 +134,7 @@ def command(
     *,
     no_baseline: bool,
     strict: bool,
+    measure_peaks: bool,
 ) -> None:
     """Run a command and record the GPU work of every Python process in it.
 
@@ -145,6 +152,8 @@ def command(
     from thence.capture.launcher.content import content
     from thence.capture.launcher.launch import claimed_directory, run
     from thence.capture.recorder.options import RecordOptions
+    from thence.model.formats import MEASURED_PEAKS_FILE
+    from thence.timing.measured_peaks import measure_into
 
     options = RecordOptions(
         launches=True if "launches" in added else False if "launches" in left_out else None,
@@ -162,6 +171,8 @@ def command(
     directory = claimed_directory(output)
     shown = output or directory.name
     try:
+        if measure_peaks:
+            measure_into(directory / MEASURED_PEAKS_FILE)
         outcome = run(program, directory, options)
         recorded = content(directory)
     finally:

@@ -109,7 +109,7 @@ def _show(
         screen = trace.first_screen(by)
     output = console()
     rows = result.top or screen.summary.rows.height
-    print_table(output, first_screen(screen, rows, output.width, depth, each=each))
+    print_table(output, first_screen(screen, rows, output.width, depth, each=each, work=by is not None))
     if details:
         print_table(output, details_table(screen.summary, output.width))
     if by == STEP_KIND:

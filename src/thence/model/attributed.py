@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, TypeVar
 
 import polars as pl
 
@@ -13,7 +14,7 @@ from thence.model.selection import Selection
 from thence.model.tables import COLLECTIVES, Tables
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 RULE = pl.Enum(CODES)
 """Type of every ``<kind>_rule`` column."""
@@ -25,6 +26,8 @@ SHARES: Mapping[str, pl.DataType] = {
     "rule": RULE,  # how the place was found, or why it was not
 }
 """Columns of `Attributed.shares`."""
+
+_OfActivities = TypeVar("_OfActivities", pl.Series, pl.DataFrame)
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,10 @@ class Attributed(Tables):
         unselected: the trace of the same ranks and devices with all of their work, if only a part of it is selected
             here (steps, a time, names ...). Time in which other work ran is not idle, and only the whole work shows
             where steps begin and end. None if nothing but ranks and devices is selected.
+        part_of: the whole trace that this is a part of, and the row in its ``gpu`` of each row of ``gpu``; None of a
+            whole trace. `of_each_activity` uses it.
+        work: work of each row of ``gpu`` as a store keeps it (`thence.attribution.work.activity_work`), because host
+            ranges may be missing there; None: it is computed when an analysis asks.
         own: patterns of further files that count as the user's own code (`thence.model.own_code.OwnCode`).
         installed: packages that the trace itself shows to be installed.
     """
@@ -67,6 +74,8 @@ class Attributed(Tables):
     installed: tuple[str, ...] = ()
     selection: Selection = field(default_factory=Selection)
     unselected: Attributed | None = field(default=None, repr=False)
+    part_of: tuple[Attributed, pl.Series] | None = field(default=None, repr=False)
+    work: pl.DataFrame | None = field(default=None, repr=False)
 
     @property
     def around(self) -> Attributed:
@@ -77,6 +86,31 @@ class Attributed(Tables):
     def labels_joined(self) -> bool:
         """Whether any label of a CUDA graph was joined."""
         return self.graph_places["label"].null_count() < self.graph_places.height
+
+
+def of_each_activity(compute: Callable[[Attributed], _OfActivities]) -> Callable[[Attributed], _OfActivities]:
+    """A function that computes something of each row of ``gpu``, so that it does it once for a trace and all its parts.
+
+    Of a part of a trace it returns rows of what the whole trace has. What an activity is does not depend on what else
+    is selected: the work of a call is divided among all of its kernels, also if only one of them is in the part.
+
+    Args:
+        compute: returns one row for each row of ``gpu``, in its order. The result is kept as long as the trace.
+    """
+    name = f"{compute.__module__}.{compute.__qualname__}"
+
+    def found(trace: Attributed) -> _OfActivities:
+        kept = vars(trace)
+        if name not in kept and trace.part_of is not None:
+            whole, rows = trace.part_of
+            every = found(whole)
+            kept[name] = every if len(rows) == len(every) else every[rows]
+        elif name not in kept:
+            kept[name] = compute(trace)
+        result: _OfActivities = kept[name]
+        return result
+
+    return wraps(compute)(found)
 
 
 def concat_attributed(parts: Sequence[Attributed]) -> Attributed:
@@ -102,6 +136,7 @@ def concat_attributed(parts: Sequence[Attributed]) -> Attributed:
     if any(part.shares is not None for part in parts):
         divided = [_shares(part) for part in parts]
         shares = pl.concat([moved(s, 0, {"gpu": at["gpu"][i]}) for i, s in enumerate(divided)])
+    works = [part.work for part in parts if part.work is not None]
     return Attributed(
         **{field.name: getattr(tables, field.name) for field in fields(Tables)},
         places=joined("places", launch="host", step_row="steps"),
@@ -109,6 +144,7 @@ def concat_attributed(parts: Sequence[Attributed]) -> Attributed:
         host_collectives=joined("host_collectives", host="host"),
         shares=shares,
         own=parts[0].own,
+        work=pl.concat(works) if len(works) == len(parts) else None,
         installed=tuple(sorted({package for part in parts for package in part.installed})),
     )
 

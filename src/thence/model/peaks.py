@@ -9,10 +9,11 @@ no peak, because a guess would be believed.
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -139,14 +140,56 @@ class Peaks:
 
 def peaks_of(device: str) -> Peaks | None:
     """The peaks of a GPU by the name that its driver gives it; None for a GPU that is not known."""
-    for gpu in _NVIDIA:
-        if re.search(gpu.name, device):
-            return _by_rule(device, gpu)
+    gpu = _listed(device)
+    if gpu is not None:
+        return _by_rule(device, gpu)
     for name, tflops, gbps, link in _AMD:
         if name in device:
             found = MappingProxyType(dict(tflops))
             return Peaks(device, found, gbps, "AMD's data sheet", _AMD_CACHE * 10**6, link, _AMD_HOST_LINK)
     return None
+
+
+def _listed(device: str) -> _Gpu | None:
+    return next((gpu for gpu in _NVIDIA if re.search(gpu.name, device)), None)
+
+
+def clock_of_peaks(device: str) -> float | None:
+    """The clock in MHz at which the peaks of a GPU's tensor cores hold; None where it is not known."""
+    gpu = _listed(device)
+    return None if gpu is None else 1e3 * gpu.clock
+
+
+def peaks_at_clock(device: str, mhz: float) -> Peaks | None:
+    """The peaks of a GPU while its multiprocessors run at a clock; None if no clock is known for its peaks.
+
+    Args:
+        device: the name that its driver gives it.
+        mhz: the clock.
+    """
+    gpu = _listed(device)
+    if gpu is None or not 0 < mhz < _MAX_MHZ:
+        return None
+    found = _by_rule(device, replace(gpu, clock=mhz / 1e3, vector_clock=mhz / 1e3))
+    return replace(found, source=f"at {mhz:,.0f} MHz, the clock that was sampled while it was recorded")
+
+
+def measured_peaks_of(device: str, measured: Mapping[str, Any]) -> Peaks | None:
+    """The peaks that `thence record --measure-peaks` kept, if they are those of this GPU.
+
+    Args:
+        device: the name that its driver gives it.
+        measured: ``device``, ``gbps``, and the TFLOP/s of data types.
+    """
+    numbers = {name: float(n) for name, n in measured.items() if isinstance(n, int | float) and 0 < n < math.inf}
+    gbps = numbers.pop("gbps", None)
+    tflops = {name: n for name, n in numbers.items() if name in DTYPES}
+    if measured.get("device") != device or gbps is None or not tflops:
+        return None
+    return Peaks(device, MappingProxyType(tflops), gbps, "measured on this machine before it was recorded")
+
+
+_MAX_MHZ = 10_000
 
 
 def _by_rule(device: str, gpu: _Gpu) -> Peaks:

@@ -16,6 +16,22 @@ from thence.model.phases import Serving
 
 
 @dataclass(frozen=True, slots=True)
+class Lengths:
+    """Sums over the requests of a step.
+
+    Attributes:
+        queries: tokens that are computed.
+        keys: tokens that they attend to, with themselves and those that were computed before.
+        pairs: pairs of a query and a key that it sees: of a request with q queries and k keys, q k - q (q - 1) / 2,
+            because each query sees the keys up to its own.
+    """
+
+    queries: int
+    keys: int
+    pairs: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServerStep:
     """A step, as far as its name describes it.
 
@@ -24,12 +40,14 @@ class ServerStep:
         serving: which part of serving it is; None if the name does not state it, or nothing ran.
         requests: number of requests that it computes at once; None if the name does not state it.
         tokens: number of tokens that it computes; None if the name does not state it.
+        lengths: of queries and keys; None if the name does not state their sums.
     """
 
     server: str
     serving: Serving | None = None
     requests: int | None = None
     tokens: int | None = None
+    lengths: Lengths | None = None
 
     def __str__(self) -> str:
         numbers = [] if self.requests is None else [f"bs={self.requests}"]
@@ -46,7 +64,8 @@ class Format:
         server: its name.
         versions: the versions that write this form, and the place in their source.
         pattern: of the whole name. Groups: prefill and decode (requests of each part), prefill_tokens and
-            decode_tokens; new and cached (requests); mode (a key of `_MODES`) and facts (``name=value`` texts).
+            decode_tokens, and sums of lengths as `_lengths` names them; new and cached (requests); mode (a key of
+            `_MODES`) and facts (``name=value`` texts).
     """
 
     server: str
@@ -54,7 +73,7 @@ class Format:
     pattern: re.Pattern[str]
 
 
-_SUMS = r"sq(?P<{0}_tokens>\d+)sk\d+sqsq\d+sqsk\d+"
+_SUMS = r"sq(?P<{0}_tokens>\d+)sk(?P<{1}_sk>\d+)sqsq(?P<{1}_sqsq>\d+)sqsk(?P<{1}_sqsk>\d+)"
 
 FORMATS = (
     Format(
@@ -65,8 +84,8 @@ FORMATS = (
     Format(
         "vLLM", "since pull request 37524, of 2026, with detailed_trace_annotation: tokens in front, and sums of query "
         "and key lengths",
-        re.compile(rf"execute_\d+_context_(?P<prefill>\d+)\({_SUMS.format('prefill')}\)"
-                   rf"_generation_(?P<decode>\d+)\({_SUMS.format('decode')}\)"),
+        re.compile(rf"execute_\d+_context_(?P<prefill>\d+)\({_SUMS.format('prefill', 'c')}\)"
+                   rf"_generation_(?P<decode>\d+)\({_SUMS.format('decode', 'g')}\)"),
     ),
     Format(
         "vLLM", "other orders of the same", re.compile(
@@ -139,7 +158,10 @@ def _by_parts(server: str, numbers: dict[str, int]) -> ServerStep:
     if "prefill_tokens" in numbers:
         # Only TensorRT-LLM does not state the decode tokens: one per request, but more with speculation.
         tokens = numbers["prefill_tokens"] + numbers["decode_tokens"] if "decode_tokens" in numbers else None
-    return ServerStep(server, Serving.MIXED if prefill and decode else both, prefill + decode, tokens)
+    counted = {"c_sq": numbers.get("prefill_tokens"), "g_sq": numbers.get("decode_tokens")}
+    known = numbers | {name: sum_ for name, sum_ in counted.items() if sum_ is not None}
+    serving = Serving.MIXED if prefill and decode else both
+    return ServerStep(server, serving, prefill + decode, tokens, _lengths(known, tokens))
 
 
 def _by_facts(server: str, mode: str, text: str) -> ServerStep:
@@ -151,4 +173,25 @@ def _by_facts(server: str, mode: str, text: str) -> ServerStep:
     serving = _MODES.get(mode)
     if server == "ATOM" and facts.get("p") and facts.get("d"):
         serving = Serving.MIXED
-    return ServerStep(server, serving, facts.get("bs"), tokens)
+    requests = facts.get("bs")
+    return ServerStep(server, serving, requests, tokens, _lengths(facts, requests if tokens is None else tokens))
+
+
+def _lengths(facts: dict[str, int], tokens: int | None) -> Lengths | None:
+    """The sums of lengths of a step; None if they are not stated, or cannot be.
+
+    Args:
+        facts: of prompts (``c_``), of generated text (``g_``), or of both together (no prefix): ``sq`` and ``sk``, sums
+            of the lengths of queries and keys, ``sqsq`` and ``sqsk``, sums of their products.
+        tokens: that the step computes, if one part does not state its ``sq``.
+    """
+    sums = ("sq", "sk", "sqsq", "sqsk")
+    parts = [part for part in ("c_", "g_", "") if any(f"{part}{name}" in facts for name in sums)]
+    queries = keys = pairs = 0
+    for part in parts:
+        sq = facts.get(f"{part}sq", tokens if len(parts) == 1 else None)
+        sk, sqsq, sqsk = (facts.get(f"{part}{name}") for name in sums[1:])
+        if sq is None or sk is None or sqsq is None or sqsk is None or not sq <= sqsq <= sqsk or sk < sq:
+            return None
+        queries, keys, pairs = queries + sq, keys + sk, pairs + sqsk - (sqsq - sq) // 2
+    return Lengths(queries, keys, pairs) if parts else None

@@ -437,6 +437,8 @@ class Device:
     memory_bytes: int | None = None
     multiprocessors: int | None = None
     compute_capability: str | None = None
+    clock_mhz: float | None = None
+    """Median of the clock of its multiprocessors, of samples that were taken while it worked."""
 
 
 def named_inputs(inputs: Sequence[str]) -> str:

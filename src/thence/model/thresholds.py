@@ -184,7 +184,8 @@ SHOWN_AT_FIRST_SHARE = 0.005
 MAIN_PROGRAMS_SHARE = 0.9
 """The main programs are the fewest that take this share of the time of XLA programs in the typical steps."""
 WELL_COVERED_SHARE = 2 / 3
-"""A kind of place is the default of `report` if it covers this share of the GPU time."""
+"""A kind of place is the default of `report` if it covers this share of the GPU time. Tables of `report` show
+the headroom of rows of which this share of the time has a roofline."""
 
 # --- Ranks and collectives
 

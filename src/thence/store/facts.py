@@ -45,6 +45,7 @@ class _Device(msgspec.Struct):
     memory_bytes: Count | None
     multiprocessors: Count | None
     compute_capability: str | None
+    clock_mhz: float | None = None
 
 
 class _Loss(msgspec.Struct):

@@ -2,7 +2,8 @@
 
 A part is the attributed tables of one input as Parquet files. Device activities and their places are in one file,
 ``activities``. Columns of `GPU` keep their names, except ``program``, ``hlo`` and ``iteration``, which are stored as
-``program_row``, ``hlo_recorded`` and ``repetition``, because places have columns of these names. Enums are stored as
+``program_row``, ``hlo_recorded`` and ``repetition``, because places have columns of these names. ``work`` holds FLOP
+and bytes of each activity, because host ranges, which they follow from, are left out by default. Enums are stored as
 categoricals, so that a store stays readable when a later version adds codes. The summaries of some hundred ranks are
 joined in one file.
 """
@@ -15,6 +16,8 @@ import polars as pl
 
 from thence.analysis.self_check import checked_references
 from thence.atomic_files import atomic_folder
+from thence.attribution.work.activity_work import WORK, activity_work
+from thence.attribution.work.said import MAX_COUNT
 from thence.errors import Contradiction, DamagedInput
 from thence.model.attributed import RULE, SHARES, Attributed
 from thence.model.concat_tables import renumbered
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
     from thence.store.facts import Facts
     from thence.store.layout import Entry, Manifest
 
-ACTIVITIES = "activities"
+ACTIVITIES, WORK_TABLE = "activities", "work"
 _RENAMED = {"program": "program_row", "hlo": "hlo_recorded", "iteration": "repetition"}
 GPU_COLUMNS = {name: _RENAMED.get(name, name) for name in GPU.schema}
 """Columns of ``gpu``, and their names in ``activities``."""
@@ -86,12 +89,14 @@ def write_tables(trace: Attributed, folder: Path, *, host: bool) -> None:
         folder: exists already.
         host: whether host ranges and the tables about them are written; if not, references to them become null.
     """
+    work = activity_work(trace)
     if not host:
         trace = _without_host(trace)
     places = trace.places.select(pl.all().cast(pl.Categorical()) if trace.places.is_empty() else pl.all())
     tables = {
         ACTIVITIES: pl.concat([trace.gpu.rename(_RENAMED), places], how="horizontal"),
         **{name: getattr(trace, name) for name in _TABLES},
+        WORK_TABLE: work,
     }
     if trace.shares is not None:
         tables["shares"] = trace.shares
@@ -175,6 +180,7 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
         if tables["collectives"]["gpu"].null_count():
             raise ValueError("collectives without an activity")
         shares = read_table(folder, "shares")
+        work = read_table(folder, WORK_TABLE)  # of a store of an earlier version None
         trace = Attributed(
             gpu=_typed(gpu, GPU.schema),
             places=places,
@@ -184,6 +190,7 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
             meta=facts.meta,
             own=facts.own,
             installed=facts.installed,
+            work=None if work is None else _possible_work(work, gpu.height),
         )
         sound = plausible(trace, str(folder))
         try:
@@ -192,6 +199,19 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
             message = "has tables that refer to rows that do not exist: create the store again with thence ingest"
             raise DamagedInput(str(folder), message) from error
     return renumbered(sound, new) if new else sound
+
+
+def _possible_work(work: pl.DataFrame, rows: int) -> pl.DataFrame:
+    """The table of work in its types.
+
+    Raises:
+        ValueError: it is not that of the activities, or has impossible numbers.
+    """
+    typed = work.select(pl.col(name).cast(dtype) for name, dtype in WORK.items())
+    possible = pl.col("flop", "bytes").is_between(0, MAX_COUNT).fill_null(value=True).all()
+    if typed.height != rows or typed["called"].null_count() or not all(typed.select(possible).row(0)):
+        raise ValueError("work of other activities")
+    return typed
 
 
 def with_numbers(frame: pl.LazyFrame, new: Mapping[int, int]) -> pl.LazyFrame:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.analysis.activity_rooflines import WORK_SUMS
 from thence.analysis.collectives.missing import JobRanks, job_ranks
 from thence.analysis.ranks.summary import SUMMARY
 from thence.analysis.soundness.evidence import Evidence
@@ -37,8 +38,10 @@ if TYPE_CHECKING:
 
 _MAX_OF_MEMORY = 0.5
 """Largest fraction of the free memory that the tables of all ranks may take: analyses need as much again."""
-_LATER = ("host_ns", "job_ranks")
-"""Columns of summaries that earlier versions did not write; for their stores they are read as null."""
+_LATER = {
+    LATENESS["steps"]: ("host_ns",), LATENESS["devices"]: ("job_ranks",), REPORT["rows"]: WORK_SUMS,
+}  # fmt: skip
+"""Columns of summaries that earlier versions did not write, by summary; for their stores they are read as null."""
 
 
 @dataclass(frozen=True)
@@ -149,11 +152,25 @@ class Store:
         )
 
     def _notes(self) -> tuple[str, ...]:
-        if self.manifest.settings.host:
-            return ()
-        return (
-            "the store holds no host ranges (thence ingest --host keeps them): analyses that need them have no data",
-        )
+        notes = []
+        if not self.manifest.settings.host:
+            notes.append(
+                "the store holds no host ranges (thence ingest --host keeps them): analyses that need them have no data"
+            )
+        if not self.keeps_work:
+            notes.append(
+                "the store was written by a version of thence that did not keep FLOP and bytes; the same thence ingest "
+                "adds them"
+            )
+        return tuple(notes)
+
+    @cached_property
+    def keeps_work(self) -> bool:
+        """Whether it holds FLOP and bytes of activities, which stores of earlier versions do not."""
+        _ = self._summaries_checked
+        rows = read_summary(self.root, self.manifest, REPORT["rows"])
+        with self.reading():
+            return rows is None or set(WORK_SUMS) <= set(rows.collect_schema().names())
 
     @cached_property
     def soundness(self) -> Soundness:
@@ -223,7 +240,7 @@ class Store:
             written = table.collect_schema().names()
         table = table.select(
             pl.lit(None, dtype).alias(column)
-            if column in _LATER and column not in written
+            if column in _LATER.get(name, ()) and column not in written
             else pl.col(column).cast(dtype)
             for column, dtype in TABLES[name].schema.items()
         )

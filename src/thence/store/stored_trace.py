@@ -240,10 +240,16 @@ class StoredTrace(Trace):
         return super().whatif(*changes, **more)
 
     def roofline(self, by: By = "module", peaks: Peaks | None = None) -> Roofline:
-        """As `Trace.roofline`; needs host ranges, except for XLA's programs, whose work is known from their HLO."""
-        summaries = self.store.report(self.selection.ranks)
-        if by == "shape" or (summaries and not summaries["totals"]["xla"].any()):
-            self._need_host("roofline")
+        """As `Trace.roofline`; by shape it needs host ranges, as operators are.
+
+        Stores of earlier versions do not keep the work of activities, which follows from host ranges or HLO.
+        """
+        if by == "shape":
+            self._need_host("roofline --by shape")
+        elif not self.store.keeps_work:
+            summaries = self.store.report(self.selection.ranks)
+            if summaries and not summaries["totals"]["xla"].any():
+                self._need_host("roofline")
         return super().roofline(by, peaks)
 
     def compile(self, autotuning: str = "block") -> Compilation:

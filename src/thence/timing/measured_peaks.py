@@ -6,15 +6,19 @@ cycle of the memory. The best rate of several hundred milliseconds is what a pro
 
 from __future__ import annotations
 
+import json
+import subprocess
 import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from thence.errors import MissingRequirement
+from thence import child_python
+from thence.errors import MissingRequirement, UsageError
 from thence.model.peaks import Peaks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 SECONDS_EACH = 0.8
 """How long each data type, and the copy, is repeated."""
@@ -56,6 +60,31 @@ def measured_peaks(seconds: float = SECONDS_EACH) -> Peaks:
     gbps = 2 * _COPIED_BYTES / _fastest(torch, lambda: target.copy_(source), seconds) / 1e9
     device = str(torch.cuda.get_device_name())
     return Peaks(device, MappingProxyType(tflops), gbps, "measured on this GPU: products of large matrices, and copies")
+
+
+def measure_into(path: Path) -> None:
+    """Measures in a process of its own, which frees the GPU's memory, and writes a file that recordings keep.
+
+    Raises:
+        MissingRequirement: PyTorch is not installed, or sees no GPU.
+        UsageError: the file cannot be written.
+    """
+    code = "from thence.timing.measured_peaks import as_text; print(as_text())"
+    command, environment = child_python.command("-c", code), child_python.environment()
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)  # noqa: S603
+    if done.returncode:
+        why = done.stderr.strip().rpartition("\n")[2] or f"Python ended with {done.returncode}"
+        raise MissingRequirement(f"peaks could not be measured: {why.partition(': ')[2] or why}")
+    try:
+        path.write_text(done.stdout)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def as_text() -> str:
+    """`measured_peaks` as `thence.model.peaks.measured_peaks_of` takes them, in JSON."""
+    found = measured_peaks()
+    return json.dumps({"device": found.device, "gbps": found.gbps, **found.tflops})
 
 
 def _product(torch: Any, dtype: str, size: int) -> Callable[[], Any] | None:

@@ -46,6 +46,28 @@ def test_what_a_servers_name_of_a_step_says(name: str) -> None:
     assert (step.serving, step.requests, step.tokens) == SAID[name]
 
 
+LENGTHS = {
+    # one prompt of 4 tokens, whose queries see 1 + 2 + 3 + 4 keys, and one token after 10
+    "execute_5_context_1(sq4sk4sqsq16sqsk16)_generation_1(sq1sk11sqsq1sqsk11)": (5, 15, 10 + 11),
+    "step[EXTEND bs=1 toks=1025 c_sqsq=1050625 c_sqsk=1050625 c_sk=1025]": (1025, 1025, 1025 * 1026 // 2),
+    "step[DECODE bs=64 g_sqsq=64 g_sqsk=100032 g_sk=100032]": (64, 100032, 100032),
+    # 64 requests of two tokens each after 2046: 2047 and 2048 keys
+    "step[DECODE bs=64 g_sq=128 g_sqsq=256 g_sqsk=262144 g_sk=131072]": (128, 131072, 64 * (2047 + 2048)),
+    "step[MIXED bs=66 c=2 g=64 c_sq=2048 c_sk=2048 g_sq=64 g_sk=65600]": None,
+    "step[MIXED bs=2 c_sq=4 c_sk=4 c_sqsq=16 c_sqsk=16 g_sk=65600]": None,
+    "step[DECODE bs=64 g_sqsq=1 g_sqsk=100032 g_sk=100032]": None,
+    "execute_context_2(14721)_generation_0(0)": None,
+}
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_sums_of_lengths_give_the_pairs_that_attention_computes(name: str) -> None:
+    step = server_step(name)
+    assert step is not None
+    found = step.lengths
+    assert (None if found is None else (found.queries, found.keys, found.pairs)) == LENGTHS[name]
+
+
 @pytest.mark.parametrize(
     "name", ["step", "step[", "decode", "decode_jpeg[1]", "execute", "prefill[a]", "step[1]x", "a" * 10**6]
 )

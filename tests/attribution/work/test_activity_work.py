@@ -12,8 +12,8 @@ import pytest
 
 import thence
 from helpers import DATA
-from thence.analysis.grouping.data_types import data_types
 from thence.attribution.work.activity_work import activity_work
+from thence.attribution.work.flop import FLOP
 from thence.attribution.work.operator_calls import calls_in_graphs
 from work_traces import Work
 
@@ -25,7 +25,7 @@ GRAPHS = DATA / "torch" / "graphs"
 
 def work_of(trace: thence.Trace) -> pl.DataFrame:
     tables = trace.tables
-    return tables.gpu.select("name", "duration").hstack(activity_work(tables, data_types(tables)))
+    return tables.gpu.select("name", "duration").hstack(activity_work(tables))
 
 
 def test_a_call_of_two_kernels_counts_once(tmp_path: Path) -> None:
@@ -37,6 +37,40 @@ def test_a_call_of_two_kernels_counts_once(tmp_path: Path) -> None:
     assert found["bytes"].to_list() == [pytest.approx(moved * 0.75), pytest.approx(moved * 0.25)]
     assert found["work_rule"].to_list() == ["operator", "operator"]
     assert found["dtype"][1] == "bfloat16", "the type of its inputs"
+
+
+def test_a_part_of_a_call_has_its_share_and_work_is_computed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Work()
+    made.call("aten::mm", [[64, 128], [128, 32]], ("gemm_splitk_bf16", 30.0), ("reduce", 10.0))
+    trace = made.opened(tmp_path)
+    asked: list[str] = []
+    monkeypatch.setitem(FLOP, "aten::mm", lambda _: asked.append("mm") or 4000)
+    assert work_of(trace.select(only="reduce"))["flop"].to_list() == [1000]
+    assert work_of(trace.select(devices=(0,)))["flop"].to_list() == [3000, 1000]
+    assert trace.report("kernel").rows["flop"].sum() == trace.roofline("op").totals["flop"] == 4000
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(("step", "tokens", "known"), [
+    ("execute_5_context_1(sq4sk4sqsq16sqsk16)_generation_1(sq1sk11sqsq1sqsk11)", 8, True),  # of a graph for 8 tokens
+    ("execute_5_context_1(sq4sk4sqsq16sqsk16)_generation_1(sq1sk11sqsq1sqsk11)", 4, False),
+    ("execute_context_1(4)_generation_1(1)", 8, False),
+])  # fmt: skip
+def test_attention_of_servers_has_the_pairs_that_the_step_states(
+    tmp_path: Path, step: str, tokens: int, *, known: bool
+) -> None:
+    """Eight heads of 64 share two of keys and values: 4 + 3 + 2 + 1 + 11 pairs, 15 keys, 5 queries and results."""
+    made = Work()
+    made.range(step, "user_annotation", 0.0, 100.0)
+    dims = [[tokens, 8, 64], [tokens, 2, 64], [tokens, 2, 64], [tokens, 8, 64]]
+    made.call("vllm::unified_attention_with_output", dims, ("flash_fwd_splitkv", 30.0), ("combine", 10.0))
+    found = work_of(made.opened(tmp_path))
+    expected = 2 * 21 * 8 * (64 + 64) if known else 0
+    assert found["flop"].sum() == expected
+    assert found["flop"].to_list() == ([0.75 * expected, 0.25 * expected] if known else [None, None])
+    assert found["bytes"].sum() == (2 * (15 * 2 * (64 + 64) + 5 * 8 * (64 + 64)) if known else 0)
 
 
 def test_copies_have_their_own_bytes_and_those_on_the_device_read_and_write(tmp_path: Path) -> None:

@@ -89,3 +89,11 @@ def test_lists_of_tensors_need_the_size_of_an_element() -> None:
     assert traffic_of("aten::cat", (lists[0], "0"), 2) == 2 * 35 * 2
     assert traffic_of("aten::_foreach_add_", (lists[0], lists[1], "1"), 4) == 4 * 35 * 3
     assert traffic_of("aten::cat", ((), "0"), 2) is None, "lists that were not recorded"
+
+
+def test_tensors_that_are_put_into_chunks_have_the_type_of_the_result_unless_the_kernel_names_theirs() -> None:
+    out = Tensor((4, 12), "float")  # 35 elements, padded to 48
+    arguments = ((Tensor((10, 3)), Tensor((5,))), "0", "4", out)
+    assert traffic_of("aten::_chunk_cat", arguments, None) == 4 * 35 + 4 * 48
+    assert traffic_of("aten::_chunk_cat", arguments, 2) == 2 * 35 + 4 * 48
+    assert traffic_of("aten::_chunk_cat", arguments[:3], None) is None

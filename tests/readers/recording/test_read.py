@@ -115,6 +115,22 @@ def test_a_recording_by_full_buffers_that_was_cut_promises_no_time(tmp_path: Pat
     assert " s of it" not in text
 
 
+def test_clocks_count_while_the_device_worked_and_measured_peaks_are_facts(tmp_path: Path) -> None:
+    ran = [kernel(device=1), kernel(device=1, start=BEGAN + 80, end=BEGAN + 90)]
+    devices = [{"device": number, "name": "NVIDIA H200"} for number in (0, 1)]
+    times = [BEGAN + at for at in (5, 10, 50, 90, 91)]
+    sampled = [{"device": 1, "times_ns": times, "mhz": [345, 1900, 1700, 1800, 210]}, {"device": 0, "times_ns": [1]}]
+    folder = written(tmp_path / "job" / "a", {"kernels": [ran]}, devices=devices, clocks=sampled)
+    (tmp_path / "job" / "measured-peaks").write_text('{"device": "NVIDIA H200", "gbps": 4100.5, "bfloat16": 700}')
+    meta = read([folder]).meta
+    assert [device.clock_mhz for device in meta.devices] == [None, 1800]
+    assert meta.facts[0]["measured_peaks"] == {"device": "NVIDIA H200", "gbps": 4100.5, "bfloat16": 700}
+    (tmp_path / "job" / "measured-peaks").write_text("[]")
+    damaged = read([folder]).meta
+    assert damaged.facts[0]["measured_peaks"] is None
+    assert any("measured-peaks cannot be read" in text for text in damaged.warnings)
+
+
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", '{"rank": "x"}', '{"format": "other"}', '{"rank": -5}', "\x00" * 50]
 )

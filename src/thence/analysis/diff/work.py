@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.activity_rooflines import activity_rooflines, known_peaks
+from thence.analysis.activity_rooflines import rooflines_of_known_devices
 from thence.analysis.grouping.time_by_place import time_by_place
 from thence.analysis.roofline import shared_among_places
-from thence.model.answer import result_or_reason
 from thence.model.intervals import NO_ROW
 from thence.units import format_ns, signed_share
 
@@ -42,17 +41,14 @@ def work_of(trace: Attributed, step: pl.Series, shared_by: int) -> pl.DataFrame:
         step: of each activity the number of its counted step, `NO_ROW` for none.
         shared_by: number of counted steps times number of devices.
     """
-    peaks = result_or_reason(lambda: known_peaks(trace, None)).result
-    if peaks is None or trace.gpu.is_empty():
-        return pl.DataFrame(schema=WORK)
-    activities = activity_rooflines(trace, peaks)
+    activities = rooflines_of_known_devices(trace)
     if activities["roofline_ns"].null_count() == activities.height:
         return pl.DataFrame(schema=WORK)
     frames = []
     for kind in (None, *KINDS):
         parts = time_by_place(trace, kind or "kind")
         placed = shared_among_places(parts, activities).with_columns(step=step.gather(parts["gpu"].cast(pl.UInt32)))
-        name = pl.lit(ALL) if kind is None else pl.col("name").cast(pl.String)
+        name = pl.lit(ALL) if kind is None else pl.col("place").cast(pl.String)
         frames.append(
             placed.filter(pl.col("step") != NO_ROW, pl.col("roofline_ns").is_not_null())
             .rechunk()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.activity_rooflines import activity_rooflines, known_peaks
+from thence.analysis.activity_rooflines import known_peaks, rooflines_of_known_devices
 from thence.analysis.flame.prefix_tree import FRAMES, PHASE_SUMS, Groups, build_tree, keep_largest
 from thence.analysis.grouping.kernel_groups import communicates
 from thence.analysis.grouping.layers import folded_frames
@@ -283,7 +283,8 @@ _ROOFLINE_NOTE = (
 
 def _headroom(trace: Attributed) -> pl.Series:
     """The headroom of each activity in whole ns; 0 where its roofline is not known."""
-    rated = activity_rooflines(trace, known_peaks(trace, None))
+    known_peaks(trace, None)  # or it is refused
+    rated = rooflines_of_known_devices(trace)
     headroom = (pl.col("duration") - pl.col("roofline_ns")).fill_null(0.0)
     return rated.select(headroom.round().cast(pl.Int64)).to_series()
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.errors import UsageError
+from thence.model.attributed import of_each_activity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,6 +132,7 @@ NO_PATTERNS = Patterns()
 """No groups of the user: only the built-in groups."""
 
 
+@of_each_activity
 def communicates(trace: Attributed) -> pl.Series:
     """Whether each row of ``trace.gpu`` is communication: described as a collective, or built-in `COMMUNICATION`.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.analysis.activity_rooflines import WORK_SUMS, summed_work, tflops
 from thence.attribution.xla.op_names import segments_of
 from thence.model.layers import folded_names
 
@@ -30,17 +31,17 @@ def folded_rows(rows: pl.DataFrame, sum_ns: Ns) -> pl.DataFrame:
     """Rows of a table with equal layers of the model as one row, the most time first.
 
     Args:
-        rows: name, attributed, reason, count, total_ns, exposed_ns and backward_ns, as in `Summary.rows`, by one of
-            `LAYERED`.
+        rows: name, attributed, reason, count, total_ns, exposed_ns, backward_ns and `WORK_SUMS`, as in `Summary.rows`,
+            by one of `LAYERED`.
         sum_ns: time that is a share of 1, ns.
 
     Returns:
         ``name`` (with ``*`` for the index of the layer), ``attributed``, ``reason``, ``layers`` (how many are in
         the row; null for a row that is no layer, or a part of a single layer), ``count``, ``total_ns``, ``mean_ns``,
-        ``share``, ``exposed_ns``, ``backward_ns``; and of the times of the single layers ``layer_min_ns``,
-        ``layer_median_ns`` and ``layer_max_ns``, and the layer whose time is farthest from the median: ``differs``
-        (its index), its time ``differs_ns``, and ``differs_share`` (that time less the median, as a share of the
-        median); null where all layers take equally long.
+        ``share``, ``exposed_ns``, ``backward_ns``, `WORK_SUMS`, ``tflops``; and of the times of the single layers
+        ``layer_min_ns``, ``layer_median_ns`` and ``layer_max_ns``, and the layer whose time is farthest from the
+        median: ``differs`` (its index), its time ``differs_ns``, and ``differs_share`` (that time less the median, as a
+        share of the median); null where all layers take equally long.
     """
     names = folded_names(rows.filter("attributed")["name"])
     held = rows.join(names, on="name", how="left", maintain_order="left")
@@ -51,16 +52,19 @@ def folded_rows(rows: pl.DataFrame, sum_ns: Ns) -> pl.DataFrame:
     sums = held.group_by("folded", "attributed", maintain_order=True).agg(
         pl.col("reason").first(),
         pl.col("count", "total_ns", "exposed_ns", "backward_ns").sum(),
+        *summed_work(),
         layers=pl.when(pl.col("layer").count() > 0).then(pl.col("layer").n_unique().cast(pl.Int64)),
     )
     return (
         sums.join(_spread(held), on="folded", how="left", maintain_order="left")
-        .with_columns(mean_ns=pl.col("total_ns") / pl.col("count"), share=pl.col("total_ns") / max(sum_ns, 1))
+        .with_columns(
+            mean_ns=pl.col("total_ns") / pl.col("count"), share=pl.col("total_ns") / max(sum_ns, 1), tflops=tflops()
+        )
         .rename({"folded": "name"})
         .sort("total_ns", "name", descending=[True, False])
         .select(
             *("name", "attributed", "reason", "layers", "count", "total_ns", "mean_ns", "share"),
-            *("exposed_ns", "backward_ns", *_SPREAD),
+            *("exposed_ns", "backward_ns", *WORK_SUMS, "tflops", *_SPREAD),
         )
     )
 

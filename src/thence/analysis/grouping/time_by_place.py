@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.analysis.collectives.missing import why_no_collectives
-from thence.analysis.grouping.data_types import data_types
+from thence.attribution.work.data_types import data_types
 from thence.attribution.work.operator_calls import call_shapes
 from thence.errors import MissingData, UsageError
 from thence.model.attributed import RULE
 from thence.model.phases import POSITIONS, Position
 from thence.model.places import BY, KINDS
+from thence.model.reasons import REASONS
 from thence.model.thresholds import WELL_COVERED_SHARE
 
 if TYPE_CHECKING:
@@ -65,6 +66,13 @@ def time_by_place(trace: Attributed, by: str) -> pl.DataFrame:
         return _unsplit(trace, trace.gpu.select(column).to_series(), kind.missing)
     rows = _unsplit(trace, trace.places[by], trace.places[f"{by}_rule"])
     return rows.with_columns(trace.places["position"]) if by == "source" else rows
+
+
+def name_of_place() -> pl.Expr:
+    """The name of a row by ``place`` and ``reason``: the place, or why there is none, as a sentence in brackets."""
+    return pl.coalesce(
+        pl.col("place").cast(pl.String), pl.format("[{}]", pl.col("reason").cast(pl.String).replace(REASONS))
+    )
 
 
 def separated_from_steady(trace: Attributed, parts: pl.DataFrame, by: str) -> pl.DataFrame:

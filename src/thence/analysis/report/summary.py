@@ -18,8 +18,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from thence.analysis.activity_rooflines import WORK_SUMS, summed_work, tflops, work_of_parts
 from thence.analysis.grouping.layers import folded_rows, tree_rows
-from thence.analysis.grouping.time_by_place import heading_of, separated_from_steady, split_by_weight, time_by_place
+from thence.analysis.grouping.time_by_place import (
+    heading_of,
+    name_of_place,
+    separated_from_steady,
+    split_by_weight,
+    time_by_place,
+)
 from thence.analysis.idle.gaps import idle_inside_programs
 from thence.analysis.no_device_work import no_device_work
 from thence.analysis.selection.windows import covers_only_part, span_and_busy, windows_of_selection
@@ -32,7 +39,7 @@ from thence.model.kernel_names import short_names
 from thence.model.own_code import short_places
 from thence.model.places import KINDS as PLACE_KINDS
 from thence.model.places import LAYERED, STATED, STATED_XLA
-from thence.model.reasons import REASONS, SEPARATE, Reason, reason_of, text_of
+from thence.model.reasons import SEPARATE, Reason, reason_of, text_of
 from thence.model.tables import KINDS
 from thence.model.totals import must
 from thence.units import format_count, format_ns, format_share, several
@@ -52,6 +59,7 @@ OVERLAPPED = "several rows at once"
 """Name of the row that shows `Summary.overlapped_ns` next to a table."""
 _OF_HLO = frozenset(kind.name for kind in PLACE_KINDS if kind.origin == "hlo")
 _ROW_COLUMNS = ("name", "attributed", "reason", "count", "total_ns", "mean_ns", "share", "exposed_ns", "backward_ns")
+_WORK_COLUMNS = (*WORK_SUMS, "tflops")
 _OF_INSTRUCTIONS = ("program", "op_name", "source")
 """Columns of rows by HLO instruction in addition to the name."""
 
@@ -103,9 +111,12 @@ class Summary(Answer):
             ``attributed`` (whether the row is a place), ``reason`` (code of why there is no place, which the name
             then spells out; null for a place), ``count``, ``total_ns``, ``mean_ns``, ``share`` (of sum_ns),
             ``exposed_ns`` (time in which no other work ran on the GPU), ``backward_ns`` (part of total_ns whose phase
-            is backward), by source ``position`` (whether the line number is that of a function or a line), and by hlo
-            ``program``, ``op_name`` and ``source`` of the instruction (null where several instructions of that name
-            differ in it), ordered by total_ns, largest first.
+            is backward), ``flop``, ``bytes``, ``modelled_ns`` (time) and ``headroom_ns`` (time beyond what the device
+            allows) of the work that has a roofline (`thence.analysis.activity_rooflines`), ``flop_ns`` (time of work
+            with known FLOP) and ``tflops`` (10^12 FLOP/s in that time), null where nothing is known, by source
+            ``position`` (whether the line number is that of a function or a line), and by hlo ``program``, ``op_name``
+            and ``source`` of the instruction (null where several instructions of that name differ in it), ordered by
+            total_ns, largest first.
         overlapped_ns: time in which work of several rows ran on a GPU, or work that is not selected beside a row: with
             the ``exposed_ns`` of the rows, it adds up to the busy time of the selected work.
         idle_unknown: why idle time is unknown, as a part of a sentence; empty if it is known.
@@ -440,22 +451,21 @@ def _separate_work(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
 
 def _rows(trace: Attributed, parts: pl.DataFrame, totals: Totals, by: str) -> tuple[pl.DataFrame, Ns]:
     """The rows of the table, and the time in which several of them ran."""
-    reason = pl.format("[{}]", pl.col("reason").cast(pl.String).replace(REASONS))
     keys = ("place", "reason", *(("position",) if "position" in parts.columns else ()))
     exposed, overlapped = _exposed(trace, parts, totals, keys)
     grouped = (
         parts.with_columns(exposed=exposed)
+        .hstack(work_of_parts(trace, parts))
         .group_by(keys)
         .agg(
             pl.col("gpu").n_unique().cast(pl.Int64).alias("count"),
+            *summed_work(),
             total_ns=pl.col("duration").sum(),
             exposed_ns=pl.col("exposed").sum(),
             backward_ns=pl.col("duration").filter(pl.col("phase") == "backward").sum(),
         )
         .with_columns(
-            name=pl.coalesce(pl.col("place").cast(pl.String), reason),
-            attributed=pl.col("place").is_not_null(),
-            reason=pl.col("reason").cast(pl.String),
+            name=name_of_place(), attributed=pl.col("place").is_not_null(), reason=pl.col("reason").cast(pl.String)
         )
     )
     if by != "hlo":
@@ -478,19 +488,19 @@ def finished_rows(rows: pl.DataFrame, by: str, total: int, more: Sequence[str]) 
     """Rows of a table by a kind of place, as `Summary.rows`: the largest first, with means, shares and short names.
 
     Args:
-        rows: name, attributed, reason, count, total_ns, exposed_ns, backward_ns and ``more``.
+        rows: name, attributed, reason, count, total_ns, exposed_ns, backward_ns, `WORK_SUMS` and ``more``.
         by: the kind of place.
         total: time that is a share of 1, ns.
         more: further columns to keep.
     """
     ordered = rows.with_columns(
-        mean_ns=pl.col("total_ns") / pl.col("count"), share=pl.col("total_ns") / max(total, 1)
+        mean_ns=pl.col("total_ns") / pl.col("count"), share=pl.col("total_ns") / max(total, 1), tflops=tflops()
     ).sort("total_ns", "name", descending=[True, False])
     # Names of kernels and paths of files need shortening; other names are those that the user wrote.
     shortened = {"kernel": short_names, "source": short_places}.get(by)
     short = shortened(ordered["name"].to_list()) if shortened else {}
     names = pl.Series([short.get(name, name) for name in ordered["name"]], dtype=pl.String)
-    return ordered.select(*_ROW_COLUMNS, *more, short_name=names)
+    return ordered.select(*_ROW_COLUMNS, *_WORK_COLUMNS, *more, short_name=names)
 
 
 def _of_instructions(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:

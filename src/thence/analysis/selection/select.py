@@ -44,7 +44,7 @@ def select(trace: Attributed, selection: Selection) -> Attributed:
     if selection.warm_up == SEPARATE and not trace.programs.is_empty():
         # Before anything is dropped: only the whole trace shows whether an execution is complete.
         places = trace.places.with_columns(separate_work(trace))
-        trace = dataclasses.replace(trace, places=places)
+        trace = dataclasses.replace(trace, places=places, part_of=_origin(trace))
     begin = int(str(trace.gpu["start"].min() or 0))
     leaves_out_warm_up = selection.warm_up not in (SEPARATE, "keep")
     after, statement = _after_warm_up(trace, WarmUp(selection.warm_up)) if leaves_out_warm_up else (None, "")
@@ -57,7 +57,7 @@ def select(trace: Attributed, selection: Selection) -> Attributed:
         after = None if after is None else after[keep]
     if selection.of_ranks_and_devices_only:
         if before.unselected is None:
-            return dataclasses.replace(trace, selection=selection)
+            return dataclasses.replace(trace, selection=selection, part_of=_origin(trace))
         # A rank or device of a part is the same part of that rank or device.
         ranks, devices = selection.ranks, selection.devices
         return dataclasses.replace(
@@ -218,10 +218,16 @@ def _with_note(trace: Attributed, left_out: Mask, option: str, statement: str) -
     return dataclasses.replace(trace, meta=meta)
 
 
+def _origin(trace: Attributed) -> tuple[Attributed, pl.Series]:
+    """The whole trace, and the row in its ``gpu`` of each activity."""
+    return trace.part_of or (trace, pl.int_range(trace.gpu.height, dtype=pl.UInt32, eager=True))
+
+
 def _filtered(trace: Attributed, keep: Mask, selection: Selection) -> Attributed:
     """The activities in the mask with every row that refers to them, row references renumbered."""
     mask = pl.Series(keep)
     place = pl.Series(np.cumsum(keep) - 1, dtype=pl.Int32)
+    whole, rows = _origin(trace)
 
     def of_gpu(frame: pl.DataFrame) -> pl.DataFrame:
         rows = frame.filter(mask.gather(frame["gpu"]))
@@ -235,6 +241,7 @@ def _filtered(trace: Attributed, keep: Mask, selection: Selection) -> Attributed
         collective_parts=of_gpu(trace.collective_parts),
         graph_places=of_gpu(trace.graph_places),
         shares=None if trace.shares is None else of_gpu(trace.shares),
+        part_of=(whole, rows.filter(mask)),
         selection=selection,
     )
 

@@ -12,7 +12,6 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.collectives.answer import collectives
-from thence.analysis.grouping.data_types import data_types
 from thence.analysis.programs.warmup import WarmUp
 from thence.attribution.work.activity_work import activity_work
 from thence.model.collective_kinds import kind_of
@@ -169,7 +168,7 @@ def counters(trace: Attributed) -> pl.DataFrame:
         rows = collectives(trace, WarmUp.KEEP).rows.drop_nulls("bus_gbps")
         running = rows.select(*_KEY, "start", end=pl.col("start") + pl.col("duration_ns"), value="bus_gbps")
         frames.append(_steps("collective bus bandwidth", running))
-    work = activity_work(trace, data_types(trace)).select("flop", traffic="bytes")
+    work = activity_work(trace).select("flop", traffic="bytes")
     for counter, column, unit in (("FLOP rate", "flop", 1e3), ("memory traffic", "traffic", 1.0)):
         rate = work[column] / trace.gpu["duration"] / unit  # per ns: 10^9 per s
         ran = pl.col("bytes").is_null() & (pl.col("end") > pl.col("start"))

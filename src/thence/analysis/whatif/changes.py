@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import polars as pl
 
-from thence.analysis.activity_rooflines import activity_rooflines, known_peaks
+from thence.analysis.activity_rooflines import known_peaks, rooflines_of_known_devices
 from thence.analysis.idle.host_causes import CAUSES, NUMBER, host_causes
 from thence.analysis.idle.host_threads import HostThreads, program_spans
 from thence.analysis.idle.places import Contexts, HostPlaces
@@ -202,7 +202,8 @@ class ChangeFacts:
         Raises:
             MissingData: the peaks of none of the devices are known.
         """
-        rated = activity_rooflines(self.trace, known_peaks(self.trace, None))
+        known_peaks(self.trace, None)  # or it is refused
+        rated = rooflines_of_known_devices(self.trace)
         result: Float64 = rated["roofline_ns"].fill_null(np.nan).to_numpy()
         return result
 

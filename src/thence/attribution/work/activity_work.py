@@ -9,14 +9,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 
+from thence.attribution.work.data_types import data_types
 from thence.attribution.work.flop import FLOP
 from thence.attribution.work.instruction_work import instruction_work
 from thence.attribution.work.operands import ELEMENT_TYPES, arguments_of, tensors_of
 from thence.attribution.work.operator_calls import calls_in_graphs, calls_of_operators
 from thence.attribution.work.said import said_work
+from thence.attribution.work.served_attention import SERVED_ATTENTION, served_attention
 from thence.attribution.work.traffic import traffic_of
+from thence.model.attributed import of_each_activity
+from thence.model.names import matching
+from thence.model.peaks import DTYPES
 
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
@@ -28,11 +34,11 @@ WORK: dict[str, Any] = {
     "called": pl.Boolean(),  # whether the inputs of its operator, its instruction, or a statement of a mark are known
     "flop": pl.Float64(),
     "bytes": pl.Float64(),
-    "dtype": pl.String(),
+    "dtype": pl.Enum(DTYPES),
     "work_rule": pl.Enum(RULES),
 }
-"""Columns of `activity_work`: FLOP, bytes of memory traffic, the data type that it computes in, and the source of the
-FLOP, or else of the bytes; null where unknown."""
+"""Columns of `activity_work`: whether anything is known of it, FLOP, bytes of memory traffic, the data type that it
+computes in, and the source of the FLOP, or else of the bytes; null where unknown."""
 _DATA_TYPE_BYTES = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "int8": 1}
 """Bytes of an element by the data type in which a kernel computes."""
 _DEVICE_COPY = "DtoD"
@@ -41,24 +47,26 @@ _ELEMENT_SIZE = r"OpaqueType<([0-9]{1,2})u?>"
 _SHARED: dict[str, Any] = {"index": pl.UInt32(), "flop": pl.Float64(), "traffic": pl.Float64(), "type": pl.String()}
 
 
-def activity_work(trace: Attributed, data_types: pl.Series) -> pl.DataFrame:
+@of_each_activity
+def activity_work(trace: Attributed) -> pl.DataFrame:
     """The work of each device activity: one row for each row of ``gpu``, in the columns of `WORK`.
 
     Args:
         trace: a trace; its operators have the column ``inputs`` where the profiler recorded shapes.
-        data_types: in which each activity computes, by its name. They also give the size of elements in lists of
-            tensors whose types are not recorded.
     """
+    if trace.work is not None:
+        return trace.work
     activities = trace.gpu.select(
-        "kind", "duration", "bytes", "name", copied=pl.col("kind").is_in(["memcpy", "memset"]), dtype=data_types
+        "kind", "duration", "bytes", "name", copied=pl.col("kind").is_in(["memcpy", "memset"]), dtype=data_types(trace)
     ).with_row_index()
     result = activities.select("index")
-    sources = {
+    every = {
         "said": said_work(trace),
         "hlo": _of_instructions(trace),
-        "operator": _of_calls(activities, calls_of_operators(trace)),
-        "graph_operator": _of_calls(activities, calls_in_graphs(trace)),
+        "operator": _of_calls(activities, calls_of_operators(trace), trace.places["step"]),
+        "graph_operator": _of_calls(activities, calls_in_graphs(trace), trace.places["step"]),
     }
+    sources = {rule: calls for rule, calls in every.items() if not calls.is_empty()} or {"said": every["said"]}
     for rule, calls in sources.items():
         columns = {name: f"{name}_{rule}" for name in ("flop", "traffic", "type")}
         shared = _shared(activities, calls).with_columns(pl.lit(value=True).alias(f"called_{rule}")).rename(columns)
@@ -68,7 +76,7 @@ def activity_work(trace: Attributed, data_types: pl.Series) -> pl.DataFrame:
     def first(column: str) -> pl.Expr:
         return pl.coalesce(pl.col(f"{column}_{rule}") for rule in names)
 
-    times_moved = pl.when(pl.col("name").cast(pl.String).str.contains(_DEVICE_COPY, literal=True)).then(2).otherwise(1)
+    times_moved = pl.when(pl.lit(matching(trace.gpu["name"], _DEVICE_COPY))).then(2).otherwise(1)
     own = pl.when("copied").then(times_moved * pl.col("bytes").cast(pl.Float64))
     rules = [
         pl.when(pl.col(f"{column}_{rule}").is_not_null()).then(pl.lit(rule))
@@ -91,37 +99,66 @@ def activity_work(trace: Attributed, data_types: pl.Series) -> pl.DataFrame:
 def _shared(activities: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """The part of each activity in the work of its call, by its share of the time of the call's kernels.
 
-    The type is that of the call's inputs. Of float32, which can be multiplied in TF32, and of unknown types the name of
-    the longest kernel decides.
+    Parts are whole numbers that add up to the work of the call. The type is that of the call's inputs. Of float32,
+    which can be multiplied in TF32, and of unknown types the name of the longest kernel decides.
 
     Args:
         activities: index, duration, copied and dtype.
         calls: index of an activity, call (any number), flop, traffic and type of the whole call.
     """
-    timed = calls.join(activities.select("index", "duration", "copied", "dtype"), on="index")
-    time = pl.when(~pl.col("copied")).then("duration")
-    whole = time.sum().over("call")
-    share = pl.when(whole > 0).then(time / whole)
-    named = pl.col("dtype").cast(pl.String).sort_by(time.fill_null(-1)).last().over("call")
+    timed = calls.join(activities.select("index", "duration", "copied", "dtype"), on="index").sort("call", "index")
+    if timed.is_empty():
+        return pl.DataFrame(schema=_SHARED)
+    call, copied = (timed[name].to_numpy() for name in ("call", "copied"))
+    time = np.where(copied, 0, timed["duration"].to_numpy())
+    first = np.flatnonzero(np.append(True, call[1:] != call[:-1]))
+    size = np.diff(np.append(first, len(call)))
+    until = np.cumsum(time)
+    until -= np.repeat(until[first] - time[first], size)
+    whole = np.repeat(until[first + size - 1], size).astype(np.float64)
+    whole[(whole == 0) | copied] = np.nan
+
+    def part(work: str) -> pl.Series:
+        reached = np.rint(timed[work].to_numpy() * (until / np.where(whole > 0, whole, 1)))
+        before = np.append(0.0, reached[:-1])
+        before[first] = 0
+        return pl.Series(np.where(whole > 0, reached - before, np.nan)).fill_nan(None)
+
+    longest = np.lexsort((np.where(copied, -1, time), call))[first + size - 1]
+    named = timed["dtype"].cast(pl.String).gather(np.repeat(longest, size))
     decided = pl.when(pl.col("type").ne_missing("float32")).then("type")
     return timed.select(
-        "index",
-        flop=pl.col("flop") * share,
-        traffic=pl.col("traffic") * share,
-        type=pl.coalesce(decided, named, pl.col("type")),
+        "index", flop=part("flop"), traffic=part("traffic"), type=pl.coalesce(decided, named, pl.col("type"))
     )
 
 
-def _of_calls(activities: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """The work of calls: index, call, flop, traffic and type. Equal calls are computed once."""
-    stated = pl.col("name").cast(pl.String).str.extract(_ELEMENT_SIZE).cast(pl.Int64)
-    sizes = pl.col("dtype").cast(pl.String).replace_strict(_DATA_TYPE_BYTES, default=None, return_dtype=pl.Int64)
-    of_kernel = activities.select("index", element_bytes=pl.coalesce(stated, sizes))
+def _of_calls(activities: pl.DataFrame, calls: pl.DataFrame, steps: pl.Series) -> pl.DataFrame:
+    """The work of calls: index, call, flop, traffic and type. Equal calls are computed once.
+
+    Args:
+        activities: index, name and dtype.
+        calls: as `calls_of_operators` returns them.
+        steps: name of the step of each activity; servers state lengths of sequences there.
+    """
+    if calls.is_empty():
+        return pl.DataFrame(schema=_SHARED | {"call": pl.UInt32()})
+    text = pl.col("name").cast(pl.String)
+    stated = activities.select("name", "dtype").unique()
+    stated = stated.with_columns(
+        element_bytes=pl.coalesce(
+            text.str.extract(_ELEMENT_SIZE).cast(pl.Int64),
+            pl.col("dtype").cast(pl.String).replace_strict(_DATA_TYPE_BYTES, default=None, return_dtype=pl.Int64),
+        )
+    )
+    of_kernel = activities.join(stated, on=["name", "dtype"], nulls_equal=True).select("index", "element_bytes")
     sized = calls.join(of_kernel, on="index").with_columns(
         # of several kernels, all have the size that one of them says
         element_bytes=pl.col("element_bytes").max().over("call")
     )
-    key = ["name", "inputs", "element_bytes"]
+    served = sized["name"].is_in(list(SERVED_ATTENTION))
+    step = steps.gather(sized["index"]).cast(pl.String) if served.any() else pl.lit(None, pl.String)
+    sized = sized.with_columns(step=pl.when(served).then(step))
+    key = ["name", "inputs", "element_bytes", "step"]
     distinct = sized.select(key).unique()
     works = [_work_of_call(*call) for call in distinct.iter_rows()]
     schema = {"flop": pl.Float64(), "traffic": pl.Float64(), "type": pl.String()}
@@ -129,13 +166,17 @@ def _of_calls(activities: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     return sized.join(distinct, on=key, nulls_equal=True).select("index", "call", *schema)
 
 
-def _work_of_call(name: str, inputs: str, element_bytes: int | None) -> tuple[int | None, int | None, str | None]:
+def _work_of_call(
+    name: str, inputs: str, element_bytes: int | None, step: str | None
+) -> tuple[int | None, int | None, str | None]:
     """FLOP, bytes, and the data type of the first tensor of floating-point numbers, or of 8 bits, among the inputs."""
     arguments = arguments_of(inputs)
     if arguments is None:
         return None, None, None
     types = (ELEMENT_TYPES.get(tensor.type or "") for argument in arguments for tensor in tensors_of(argument))
     data_type = next((found.data_type for found in types if found is not None and found.data_type is not None), None)
+    if name in SERVED_ATTENTION:
+        return *served_attention(arguments, step), data_type
     flop = FLOP[name](arguments) if name in FLOP else None
     return flop, traffic_of(name, arguments, element_bytes), data_type
 

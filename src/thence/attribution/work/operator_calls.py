@@ -14,6 +14,7 @@ import polars as pl
 from thence.attribution.cuda_graphs.replays import in_cuda_graph
 from thence.attribution.work.flop import FLOP
 from thence.attribution.work.operands import ELEMENT_TYPES, Tensor, arguments_of, tensors_of
+from thence.attribution.work.served_attention import SERVED_ATTENTION
 from thence.model.intervals import NO_ROW, chain_to
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def operator_rows(trace: Attributed) -> Int64:
     parent = host["parent"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
     has_inputs = host["inputs"].is_not_null().to_numpy()
     used = host["name"].unique().drop_nulls()
-    names = used.filter(used.cast(pl.String).is_in(list(FLOP)))
+    names = used.filter(used.cast(pl.String).is_in([*FLOP, *SERVED_ATTENTION]))
     multiplies = _outermost(
         parent, launch, has_inputs & host["name"].is_in(names.implode()).fill_null(value=False).to_numpy()
     )

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _NUMBERS = r'"(?:flop|bytes)"\s*:\s*[0-9]'
 _WORK_OF = r'"work_of"\s*:\s*([0-9]+)'
-_MAX_COUNT = 1e30
+MAX_COUNT = 1e30
+"""FLOP and bytes of an activity beyond any machine."""
 _SCHEMA = {
     "index": pl.UInt32(), "call": pl.UInt32(), "flop": pl.Float64(), "traffic": pl.Float64(), "type": pl.String()
 }  # fmt: skip
@@ -88,4 +89,4 @@ def _numbers(text: str) -> tuple[float | None, float | None]:
         stated = decoded(text, _Stated)
     except NotAsWritten:
         return None, None
-    return tuple(n if n is not None and 0 <= n < _MAX_COUNT else None for n in (stated.flop, stated.bytes))  # type: ignore[return-value]
+    return tuple(n if n is not None and 0 <= n < MAX_COUNT else None for n in (stated.flop, stated.bytes))  # type: ignore[return-value]

@@ -327,6 +327,18 @@ def _lists(read: Sequence[int], written: Sequence[int]) -> Callable[[Arguments, 
     return traffic
 
 
+def _chunk_cat(arguments: Arguments, element_bytes: int | None) -> int | None:
+    """``_chunk_cat(tensors, dimension, chunks, out)``: the tensors are read, the result with its padding is written.
+
+    Its kernel names the types only if it converts: else the tensors have the type of the result.
+    """
+    out = tensor_at(arguments, 3)
+    if out is None or out.bytes is None:
+        return _lists((0,), (0,))(arguments, element_bytes)
+    read = _lists((0,), ())(arguments, element_bytes or out.element_bytes)
+    return None if read is None else read + out.bytes
+
+
 _POINTWISE = """
 abs add addcdiv addcmul atan2 bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clamp_max clamp_min cos cumsum
 div elu elu_backward erf exp exp2 expm1 flip floor floor_divide fmod gelu gelu_backward glu_backward hardsigmoid
@@ -399,7 +411,7 @@ LISTS: dict[str, Callable[[Arguments, int | None], int | None]] = {
     "aten::_foreach_copy_": _lists((1,), (0,)),
     "aten::cat": _lists((0,), (0,)),
     "aten::stack": _lists((0,), (0,)),
-    "aten::_chunk_cat": _lists((0,), (0,)),
+    "aten::_chunk_cat": _chunk_cat,
     **{f"aten::_foreach_{name}_": _lists((0, 1), (0,)) for name in ("add", "sub", "mul", "div", "lerp")},
     **{f"aten::_foreach_{name}_": _lists((0, 1, 2), (0,)) for name in ("addcmul", "addcdiv")},
     **{f"aten::_foreach_{name}": _lists((0, 1), (0,)) for name in ("add", "sub", "mul", "div")},

@@ -35,7 +35,7 @@ def synchronize(patience_seconds: float) -> bool:
 
 
 def _wait(driver: Any) -> None:
-    for device in _active(driver):
+    for device in active_devices(driver):
         context = c_void_p()
         if driver.cuDevicePrimaryCtxRetain(byref(context), c_int(device)):
             continue
@@ -57,20 +57,20 @@ def devices() -> list[dict[str, Any]]:
         driver = load_driver()
     except MissingRequirement:
         return []
-    return [_device(driver, device) for device in _active(driver)]
+    return [_device(driver, device) for device in active_devices(driver)]
 
 
-def _active(driver: Any) -> list[int]:
+def active_devices(driver: Any) -> list[int]:
     """Devices whose primary context exists; none before the program has initialised CUDA."""
     count = c_int()
     if driver.cuDeviceGetCount(byref(count)):
         return []
-    active_devices = []
+    found = []
     for device in range(count.value):
         flags, active = c_uint(), c_int()
         if not driver.cuDevicePrimaryCtxGetState(c_int(device), byref(flags), byref(active)):
-            active_devices += [device] if active.value else []
-    return active_devices
+            found += [device] if active.value else []
+    return found
 
 
 def _device(driver: Any, device: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from thence.capture.boundaries.log import BoundaryLog
+from thence.capture.cuda.clocks import ClockSamples
 from thence.capture.cuda.nvtx import collect_nvtx, leave_nvtx
 from thence.capture.jax.programs import XlaPrograms
 from thence.capture.marks import (
@@ -106,6 +107,7 @@ class Recording:
         self._handover = ProfilerHandover(self._stop_for_profiler)
         self._hooks: Hooks | None = None
         self._known: dict[str, Any] = {}
+        self._clocks = ClockSamples()
         self._collects_nvtx = False
         self._steps = StepTimes(self, self._plan())
         self._triggers = Triggers(directory, self.request)
@@ -138,7 +140,7 @@ class Recording:
         self._collectives = CollectiveLabels()
         self._handover = ProfilerHandover(self._stop_for_profiler)
         recorder = Recorder(
-            self.directory, _for_frameworks(self._options), self._rows, lambda: self._known, jax_uses_cuda, self._look
+            self.directory, _for_frameworks(self._options), self._rows, self._facts, jax_uses_cuda, self._look
         )
         recorder.start()
         self._recorder = recorder
@@ -248,6 +250,9 @@ class Recording:
             raise MissingData(f"{self.directory}: nothing was recorded, because this process did nothing on a GPU")
         return open_trace(self.folder)
 
+    def _facts(self) -> dict[str, Any]:
+        return {**self._known, "clocks": self._clocks.facts()}
+
     def _rows(self, names: Names) -> dict[str, dict[str, Any]]:
         """Rows of marks, collectives, boundaries and places, for the recorder to write with its own.
 
@@ -328,6 +333,7 @@ class Recording:
 
     def _look(self) -> None:
         self._endings.end_if_signalled()
+        self._clocks.look()
         self._steps.resume_if_overdue()
         if self._options.sampling is not None:
             self._triggers.look()

@@ -88,6 +88,12 @@ class _Sampling(msgspec.Struct):
     cost_share: float | None = None
 
 
+class _Clocks(msgspec.Struct):
+    device: Rank
+    times_ns: list[Count] = []
+    mhz: list[Count] = []
+
+
 class Description(msgspec.Struct):
     """The fields of `DESCRIPTION` that are read.
 
@@ -111,6 +117,7 @@ class Description(msgspec.Struct):
         plain_steps: ``trouble``, why no steps were left unrecorded, or not all that should have been; ``since_ns``, the
             start of the first step (Unix ns) of the kind of the last ones: those before do not count.
         sampling, ring: of recordings that sample steps: how, and what was deleted since; else None.
+        clocks: samples of the clock of each device's multiprocessors: Unix times in ns, and MHz.
     """
 
     format: str = RECORDING
@@ -141,6 +148,7 @@ class Description(msgspec.Struct):
     plain_steps: dict[str, str | Count | None] = {}
     sampling: _Sampling | None = None
     ring: _Ring | None = None
+    clocks: list[_Clocks] = []
 
 
 class Folder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,7 +12,8 @@ import polars as pl
 
 from thence.errors import DamagedInput, InputError
 from thence.model.concat_tables import concat
-from thence.model.formats import ACTIVITIES, LABELS_FILE
+from thence.model.formats import ACTIVITIES, LABELS_FILE, MEASURED_PEAKS_FILE
+from thence.model.json_fields import NotAsWritten, decoded
 from thence.model.losses import says_lost
 from thence.model.names import UNNAMED
 from thence.model.tables import GPU, KINDS, STEP_TIMES, THREADS, Device, Meta, Tables
@@ -179,7 +181,7 @@ def _tables(folder: Folder) -> Tables:
         formats=(NAME,),
         epoch_ns=zero,
         facts=(_facts(folder),),
-        devices=tuple(Device(rank=rank, **msgspec.structs.asdict(device)) for device in about.devices),
+        devices=_devices(folder, gpu, rank),
         warnings=tuple(f"{folder.path.name}: {text}" for text in (*folder.warnings, *_recorder_warnings(folder))),
         notes=tuple(f"{folder.path.name}: {text}" for text in _of_sampling(folder.description)),
         losses=tuple(folder.losses),
@@ -247,7 +249,38 @@ def _facts(folder: Folder) -> dict[str, Any]:
         "finished": about.finished,
         "calls": about.calls,
         "plain_steps": about.plain_steps,
+        "measured_peaks": _measured_peaks(folder),
     }
+
+
+def _devices(folder: Folder, gpu: pl.DataFrame, rank: int) -> tuple[Device, ...]:
+    """The devices, each with the median of the clocks that were sampled between its first and its last activity."""
+    about = folder.description
+    zero, clocks = about.began_ns or 0, {}
+    for samples in about.clocks:
+        ran = gpu.filter(device=samples.device).select(
+            first=pl.col("start").min(), last=(pl.col("start") + pl.col("duration")).max()
+        )
+        first, last = ran.row(0)
+        taken = zip(samples.times_ns, samples.mhz, strict=False)
+        inside = [mhz for at, mhz in taken if first is not None and first <= at - zero <= last and mhz]
+        clocks[samples.device] = float(median(inside)) if inside else None
+    return tuple(
+        Device(rank=rank, **msgspec.structs.asdict(device), clock_mhz=clocks.get(device.device))
+        for device in about.devices
+    )
+
+
+def _measured_peaks(folder: Folder) -> dict[str, Any] | None:
+    """What ``thence record --measure-peaks`` measured before the program ran; None if it did not."""
+    path = folder.path.parent / MEASURED_PEAKS_FILE
+    try:
+        return decoded(path.read_bytes(), dict[str, str | float])
+    except FileNotFoundError:
+        return None
+    except (OSError, NotAsWritten) as error:
+        folder.warnings.append(f"{MEASURED_PEAKS_FILE} cannot be read ({error})")
+        return None
 
 
 def _recorder_losses(folder: Folder, gpu: pl.DataFrame) -> None:

@@ -117,7 +117,7 @@ def roofline_chart(found: Roofline) -> Chart:
     if points.is_empty() or not found.peaks:
         return Chart("Roofline", (), Axis("intensity", "FLOP / byte"), Axis("tflops", "TFLOP/s"))
     peaks = found.peaks[0][2]
-    names = _cut(points["name"].cast(pl.String).fill_null("no place"))
+    names = _cut(points["name"])
     data = points.select(
         "bound", "intensity", "tflops", "total_ns", "peak_share",
         name=names, area=pl.col("total_ns") / points["total_ns"].max(),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def first_screen(
-    screen: FirstScreen, top: int, width: int, depth: int | None = None, *, each: bool = False
+    screen: FirstScreen, top: int, width: int, depth: int | None = None, *, each: bool = False, work: bool = False
 ) -> RenderableType:
     """The part of the output of ``thence report`` above the suggested command.
 
@@ -33,12 +33,13 @@ def first_screen(
         width: width of the terminal in characters.
         depth: levels of a tree, as `row_table` takes them.
         each: whether every layer of a model has a row of its own.
+        work: whether the table shows headroom and FLOP/s, as `row_table` takes it.
     """
     summary = screen.summary
     return Group(
         heading(screen),
         "",
-        row_table(summary, top, width, depth, each=each),
+        row_table(summary, top, width, depth, each=each, work=work),
         "",
         _answer_table(screen, width),
         "",

@@ -14,6 +14,7 @@ from thence.analysis.report.summary import IDLE_INSIDE, OVERLAPPED
 from thence.model.kernel_names import clip
 from thence.model.places import KINDS
 from thence.model.shortened_names import fitted
+from thence.model.thresholds import WELL_COVERED_SHARE
 from thence.units import (
     format_bytes,
     format_cell,
@@ -44,6 +45,9 @@ _BAR_WIDTH = 8
 _WIDE = 100
 _LAST = ("", "mean", "backward", "count", "exposed")
 """Columns that a narrow terminal leaves out, in this order."""
+_USE = ("TFLOP/s", "headroom")
+"""Columns about use of the GPU, in the order in which a narrow terminal leaves them out before all others."""
+_RANK_OF_USE = 10
 _LONGEST_PATH = 48
 _LEAST_NAME = 16
 _LEAST_FOLDED = 28
@@ -116,7 +120,7 @@ def _models(devices: Iterable[Device]) -> str:
 
 
 def row_table(
-    summary: Summary, top: int, width: int, depth: int | None = None, *, each: bool = False
+    summary: Summary, top: int, width: int, depth: int | None = None, *, each: bool = False, work: bool = False
 ) -> RenderableType:
     """The table of GPU time by the summary's kind of place, with a line about the rows that are not shown.
 
@@ -126,16 +130,17 @@ def row_table(
         width: of the terminal in characters.
         depth: shows the places as a tree of this many levels; None: as rows.
         each: whether every layer of a model has a row of its own.
+        work: whether to show headroom and FLOP/s, where they are known; a tree has neither.
     """
     if depth is not None:
         return _tree_table(summary, top, width, depth, each=each)
     folded = summary.folded
     if each or folded is None or not folded["layers"].count():
-        return _place_table(summary, top, width)
-    return _folded_table(summary, folded, top, width)
+        return _place_table(summary, top, width, work=work)
+    return _folded_table(summary, folded, top, width, work=work)
 
 
-def _folded_table(summary: Summary, folded: pl.DataFrame, top: int, width: int) -> RenderableType:
+def _folded_table(summary: Summary, folded: pl.DataFrame, top: int, width: int, *, work: bool) -> RenderableType:
     """Equal layers of a model as one row, with the spread between them and the layer that differs most."""
     rows = folded.head(top)
     share = rows["share"].to_list()
@@ -150,6 +155,10 @@ def _folded_table(summary: Summary, folded: pl.DataFrame, top: int, width: int) 
         _Column("", _bars(share), 9),
         _Column("per layer", [_spread(row) for row in rows.iter_rows(named=True)], 4),
         _Column("differs most", [_differs(row) for row in rows.iter_rows(named=True)], 3),
+        *(
+            _Column(text, [_known(row, name) for row in rows.iter_rows(named=True)], _RANK_OF_USE)
+            for text, name in _work(summary, work=work)
+        ),
     ]
     names = _Names(rows["name"].to_list(), [r is not None for r in rows["reason"]])
     said = (
@@ -223,7 +232,8 @@ def _fitting_table(summary: Summary, names: _Names, columns: Sequence[_Column], 
     longest = min(max([*lengths, len(_title(summary)), _LEAST_NAME]), _NAME_WIDTH)
     room, chosen = width, set[str]()
     for column in sorted(columns, key=lambda column: column.rank):
-        if not chosen or room - column.width - 2 >= min(longest, _LEAST_FOLDED):
+        least = longest if column.rank == _RANK_OF_USE else min(longest, _LEAST_FOLDED)
+        if not chosen or room - column.width - 2 >= least:
             chosen.add(column.heading)
             room -= column.width + 2
     kept = [column for column in columns if column.heading in chosen]
@@ -296,9 +306,10 @@ def _more(rows: pl.DataFrame, top: int, summary: Summary) -> list[Text]:
     return [Text(more, "dim")]
 
 
-def _place_table(summary: Summary, top: int, width: int) -> RenderableType:
+def _place_table(summary: Summary, top: int, width: int, *, work: bool) -> RenderableType:
     """A row for each place."""
-    shown = _shown_columns(summary, top, width)
+    every = _every_column(summary, work=work)
+    shown = _shown_columns(summary, every, top, width)
     used = sum(columns + 2 for columns in shown.values())
     name_width, beside = _widths(summary, top, width - used - 2)
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
@@ -320,6 +331,7 @@ def _place_table(summary: Summary, top: int, width: int) -> RenderableType:
             "backward": format_ns(row["backward_ns"]) if row["backward_ns"] else "-",
             "share": format_share(row["total_ns"], summary.sum_ns),
             "": Text(_bar(row["share"] / largest), "cyan"),
+            **{text: _known(row, name) for text, name in _work(summary, work=work)},
         }
         # A row without a place has a reason for its name, a sentence that is not shortened.
         name = Text(printable(row["short_name"]), "dim italic") if row["reason"] else Text(printable(fitting))
@@ -333,7 +345,7 @@ def _place_table(summary: Summary, top: int, width: int) -> RenderableType:
         cells = [*(idle.get(column, "-") for column in shown), *("" for _ in beside)]
         table.add_row(Text(IDLE_INSIDE, "dim italic"), *cells)
     parts: list[RenderableType] = [table]
-    if narrow := [column for column in _every_column(summary) if column and column not in shown]:
+    if narrow := [column for column in every if column and column not in shown]:
         parts.append(Text(not_shown(narrow), "dim"))
     return Group(*parts, *_more(summary.rows, top, summary))
 
@@ -372,7 +384,23 @@ def _title(summary: Summary) -> str:
     return f"GPU time by {summary.heading}{summary.of_steps and f' in {summary.of_steps}'}"
 
 
-def _every_column(summary: Summary) -> dict[str, int]:
+def _work(summary: Summary, *, work: bool) -> list[tuple[str, str]]:
+    """Headings and names of the columns about use of the GPU of which something is known."""
+    rows, shown = summary.rows, []
+    if work and (rows["modelled_ns"] >= WELL_COVERED_SHARE * rows["total_ns"]).any():
+        shown.append(("headroom", "headroom_ns"))
+    if work and rows["tflops"].count():
+        shown.append(("TFLOP/s", "tflops"))
+    return shown
+
+
+def _known(row: Mapping[str, Any], name: str) -> str:
+    """Headroom or FLOP/s of a row: headroom only where most of its time has a roofline, or it would look small."""
+    covered = name != "headroom_ns" or (row["modelled_ns"] or 0) >= WELL_COVERED_SHARE * row["total_ns"]
+    return format_cell(name, row[name]) if covered else "-"
+
+
+def _every_column(summary: Summary, *, work: bool) -> dict[str, int]:
     """The columns next to the name, with their widths."""
     by_place = summary.by not in (*_OF_ACTIVITIES, "phase")
     backward = by_place and bool(summary.rows["backward_ns"].max())
@@ -384,20 +412,26 @@ def _every_column(summary: Summary) -> dict[str, int]:
         **({"backward": 8} if backward else {}),
         "share": 7,
         "": _BAR_WIDTH,
+        **dict.fromkeys((text for text, _ in _work(summary, work=work)), 8),
     }
 
 
-def _shown_columns(summary: Summary, top: int, width: int) -> dict[str, int]:
-    """The columns that leave room for the names, or for `_LEAST_FOLDED` characters of them."""
-    columns = _every_column(summary)
+def _shown_columns(summary: Summary, every: Mapping[str, int], top: int, width: int) -> dict[str, int]:
+    """The columns that leave room for the names, or for `_LEAST_FOLDED` characters of them.
+
+    Those of `_USE` leave room for all names in full.
+    """
+    columns = dict(every)
     rows = summary.rows.head(top)
+    full = min(max(len(_title(summary)), *map(len, rows["short_name"])), _NAME_WIDTH)
     names = rows.filter("attributed")["short_name"]
     wanted = max(len(_title(summary)), _LEAST_NAME, *map(len, names))
     needed = min(wanted, _LEAST_FOLDED)
     if width >= _WIDE and "op_name" in rows.columns and rows["op_name"].count():
         needed += 2 + _LEAST_APART
-    for column in _LAST:
-        if width - sum(n + 2 for n in columns.values()) < needed:
+    for column in (*_USE, *_LAST):
+        least = max(needed, full + 2) if column in _USE else needed
+        if width - sum(n + 2 for n in columns.values()) < least:
             columns.pop(column, None)
     return columns
 

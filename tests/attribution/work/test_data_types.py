@@ -11,7 +11,7 @@ import pytest
 
 import thence
 from helpers import FSDP, recording
-from thence.analysis.grouping.data_types import data_type_of_name, data_types
+from thence.attribution.work.data_types import data_type_of_name, data_types
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.model.attributed import of_each_activity
+
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
@@ -49,6 +51,7 @@ def data_type_of_name(kernel: str) -> str | None:
     return None
 
 
+@of_each_activity
 def data_types(trace: Attributed) -> pl.Series:
     """The data type in which each row of ``trace.gpu`` computes (Categorical); null if it is unknown, and for copies.
 

@@ -1,0 +1,86 @@
+"""Samples of SM clocks, with a driver and an NVML that are made of Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from thence.capture.cuda import clocks
+from thence.capture.cuda.clocks import ClockSamples
+
+
+class FakeDriver:
+    """Two devices, of which the program uses the second: CUDA's number 1, at bus ``0000:0A``."""
+
+    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
+        count._obj.value = 2
+        return 0
+
+    def cuDevicePrimaryCtxGetState(self, device: Any, _flags: Any, active: Any) -> int:  # noqa: N802
+        active._obj.value = device.value == 1
+        return 0
+
+    def cuDeviceGetPCIBusId(self, text: Any, _size: Any, device: Any) -> int:  # noqa: N802
+        text.value = b"0000:0A" if device.value == 1 else b"0000:0B"
+        return 0
+
+
+class FakeNvml:
+    """Devices by bus; the clock rises by 1 MHz with each sample."""
+
+    def __init__(self) -> None:
+        self.mhz = 1000
+
+    def nvmlDeviceGetHandleByPciBusId_v2(self, bus: Any, handle: Any) -> int:  # noqa: N802
+        handle._obj.value = 7 if bus.value == b"0000:0A" else 0
+        return 0 if handle._obj.value else 6
+
+    def nvmlDeviceGetClockInfo(self, handle: Any, kind: Any, clock: Any) -> int:  # noqa: N802
+        assert (handle.value, kind.value) == (7, 1)
+        clock._obj.value = self.mhz
+        self.mhz += 1
+        return 0
+
+
+@pytest.fixture
+def moment(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(clocks, "load_driver", FakeDriver)
+    monkeypatch.setattr(clocks.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_devices_in_use_are_sampled_at_most_four_times_a_second(moment: list[float]) -> None:
+    samples = ClockSamples(FakeNvml())
+    for step in range(11):  # each tenth of a second: at 0, 0.3, 0.6 and 0.9
+        moment[0] = 100 + step / 10
+        samples.look()
+    (of_device,) = samples.facts()
+    assert of_device["device"] == 1
+    assert of_device["mhz"] == [1000, 1001, 1002, 1003]
+    assert of_device["times_ns"] == sorted(of_device["times_ns"])
+
+
+def test_a_long_recording_keeps_few_samples_over_all_of_its_time(moment: list[float]) -> None:
+    samples = ClockSamples(FakeNvml())
+    for _ in range(3000):
+        moment[0] += 0.25
+        samples.look()
+    (kept,) = (of_device["mhz"] for of_device in samples.facts())
+    # 750 s: 513 samples in the first 128 s, then every other one is dropped and half as many are taken.
+    assert 257 <= len(kept) <= 512
+    assert kept[0] == 1000
+    assert kept == sorted(kept)
+
+
+def test_without_nvml_there_are_none(moment: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(_name: str) -> None:
+        raise OSError
+
+    monkeypatch.setattr(clocks.ctypes, "CDLL", absent)
+    samples = ClockSamples()
+    samples.look()
+    moment[0] += 10
+    samples.look()
+    assert samples.facts() == []
