@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 LIMITS = ("gpu_bound", "host_bound", "launch_bound", "input_bound", "communication_bound", "waits_for_rank")
 _NO_LATE_RANK = r"(?i)\brank \d+( GPU \d+)? (is late|is a straggler|makes (the )?others wait)"
 _NO_INPUT_BOUND = r"(?i)\binput-bound"
+_HOST_LINE = "Which line of the program does the host run meanwhile, as FILE:LINE FUNCTION?"
+_LATE_LINE = "In which line does the late rank lose its time, as FILE:LINE FUNCTION?"
 
 
 def worlds(folder: Path, seed: int) -> Iterator[World]:
@@ -99,7 +101,7 @@ def pause(name: str, folder: Path, seed: int) -> World:
     world = _waiting(name, folder, loop, "python", "host_bound", ("gain:free_cause:python", gain))
     place = Question("idle:place", "In which label of the program does the host keep the GPU waiting?", paused,
                      must_not=tuple(p.label for p in made if p.label != paused))  # fmt: skip
-    line = Question("idle:line", "Which line of the program does the host run meanwhile?", "train.py(17): save_metrics")
+    line = Question("idle:line", _HOST_LINE, "train.py:17 save_metrics")
     return replace(world, questions=(*world.questions, place, line), must_not_say=(_NO_INPUT_BOUND, _NO_LATE_RANK))
 
 
@@ -216,7 +218,7 @@ def late(name: str, folder: Path, seed: int) -> World:
                      within=0.03 * 1000 * sum(waits) / len(waits)),
             Question("late:share", "Which share of a step do the others wait for it?", share, within=0.02),
             Question("limit:verdict", "What limits a step?", "waits_for_rank", must_not=("input_bound",)),
-            Question("late:line", "In which line does the late rank lose its time?", "/home/me/train.py(40): hook"),
+            Question("late:line", _LATE_LINE, "/home/me/train.py:40 hook"),
             Question("sound:sound", "Is the trace sound?", answer=True),
             Question("memory:peak_bytes", "How many bytes of GPU memory were allocated at the peak?", UNKNOWN),
         ),
@@ -236,7 +238,7 @@ def even(name: str, folder: Path, seed: int) -> World:
             Question("step:median_ns", "How many ns does a typical step take?", 1000 * _length(job, 2),
                      within=0.02 * 1000 * _length(job, 2)),
             Question("limit:verdict", "What limits a step?", "gpu_bound", must_not=("waits_for_rank",)),
-            Question("late:line", "In which line does the late rank lose its time?", UNKNOWN),
+            Question("late:line", _LATE_LINE, UNKNOWN),
         ),
         must_not_say=(_NO_LATE_RANK,),
     )  # fmt: skip
@@ -252,7 +254,7 @@ def alone(name: str, folder: Path, seed: int) -> World:
             Question("late:rank", "Which rank makes the others wait?", UNKNOWN),
             Question("late:share", "Which share of a step do the others wait for it?", UNKNOWN),
             Question("late:wait_ns", "How many ns of a step do the others wait for it?", UNKNOWN),
-            Question("late:line", "In which line does the late rank lose its time?", UNKNOWN),
+            Question("late:line", _LATE_LINE, UNKNOWN),
             Question("change:kernel", "Which kernel became slower since the last run?", UNKNOWN),
             Question("gain:on_time:1", "By how many ns would a step be shorter if rank 1 were in time?", UNKNOWN),
         ),
@@ -382,7 +384,7 @@ def no_host(name: str, folder: Path, seed: int) -> World:
             ask("where:label", "Which label takes most GPU time?"),
             ask("idle:cause", "For which cause is the GPU idle longest?"),
             ask("idle:place", "In which label of the program does the host keep the GPU waiting?"),
-            ask("idle:line", "Which line of the program does the host run meanwhile?"),
+            ask("idle:line", _HOST_LINE),
             ask("gain:free_cause:loader", "By how many ns would a step be shorter if loading data took no time?"),
             ask("late:rank", "Which rank makes the others wait?"),
             ask("memory:peak_bytes", "How many bytes of GPU memory were allocated at the peak?"),
