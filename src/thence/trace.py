@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from thence.analysis.diff import sample as samples
     from thence.analysis.diff.answer import Diff
     from thence.analysis.diff.sample import Sample
+    from thence.analysis.explain import answer as explanations
+    from thence.analysis.explain.answer import Explanation
     from thence.analysis.flame import answer as flame
     from thence.analysis.flame.answer import Flame
     from thence.analysis.grouping import kernel_groups, time_by_place
@@ -98,6 +100,7 @@ else:
         "thence.analysis.collectives": "answer:communication clock_sync instances missing",
         "thence.analysis.cuda_graphs": "lanes:graph_lane_tables replayed_graph",
         "thence.analysis.diff": "answer:compare sample:samples",
+        "thence.analysis.explain": "answer:explanations",
         "thence.analysis.flame": "answer:flame",
         "thence.analysis.grouping": "kernel_groups time_by_place",
         "thence.analysis.idle": "answer:idle_answer",
@@ -609,6 +612,56 @@ class Trace:
         if prediction.missing_calls(self.whole):
             return False
         return prediction.health(self.whole, self._program).unexplained <= thresholds.MAX_UNEXPLAINED_SHARE
+
+    def explain(self) -> Explanation:
+        """What an expert would say about this trace: findings with evidence and predicted gains, and what it cannot tell.
+
+        If a part of the trace is selected, gains are not predicted: they are those of the whole program.
+        """
+        if self.tables.gpu.is_empty():
+            reason = str(no_device_work.no_device_work(self.tables))
+            return self._answer(explanations.without_device_work(self._soundness, reason))
+        shown = self.typical
+        summary = shown.report(shown.default_kind)
+        composed = explanations.Composed(
+            self._soundness,
+            self.headline,
+            summary,
+            shown.report("kernel"),
+            shown.quick_idle,
+            result_or_reason(self._named_ranks),
+            result_or_reason(lambda: self.collectives(late=False)),
+            result_or_reason(lambda: shown.roofline(shown.default_kind)),
+            result_or_reason(self._suggested_gains),
+            next_steps.next_steps(self.tables, self.headline, summary, lambda: False),
+            explanations.longest_executions(shown.tables),
+            shown is not self,
+            self.tables.gpu.select("rank", "device").n_unique(),
+        )
+        return self._answer(explanations.explanation(composed))
+
+    def _named_ranks(self) -> Job:
+        """Late ranks, with the reasons if any is named.
+
+        Raises:
+            MissingData: there is a single device and no rank is missing, or the trace is too large to look for them.
+        """
+        found = self._quick_late
+        if found.result is None:
+            raise MissingData(found.reason or "the trace holds no collectives in which devices could wait for another")
+        return found.result if found.result.stragglers.is_empty() else self.ranks()
+
+    def _suggested_gains(self) -> WhatIf:
+        """The changes with the largest predicted gain, without the critical path.
+
+        Raises:
+            MissingData: a part of the trace is selected, it is large, or nothing can be predicted.
+        """
+        if self.tables.selection:
+            raise MissingData("gains are predicted for whole traces, and a part of this one is selected")
+        if self.whole.host.height > thresholds.MAX_HOST_RANGES:
+            raise MissingData("not predicted here, to save time; thence whatif predicts them")
+        return self._answer(whatif_answer.what_if(self.whole, self._program, []))
 
     def idle(self, by: str = "place") -> IdleTime:
         """Why the devices were idle: every idle nanosecond has exactly one cause.

@@ -194,7 +194,9 @@ class Run:
         self._event("cpu_op", "aten::item", begin, self._now, **{"External id": 10_000 + self._id})
         self.hosts["wait"].append((begin + 1, self._now - 1))
 
-    def _event(self, category: str, name: str, start: int, end: int, *, pid: int = 1, tid: int = 2, **args: Any) -> None:
+    def _event(
+        self, category: str, name: str, start: int, end: int, *, pid: int = 1, tid: int = 2, **args: Any
+    ) -> None:
         self.events.append(
             {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": start, "dur": end - start,
              "args": args}

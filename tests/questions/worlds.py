@@ -129,9 +129,7 @@ def reads(name: str, folder: Path, seed: int) -> World:
     )  # fmt: skip
 
 
-def _waiting(
-    name: str, folder: Path, loop: Loop, cause: str, limit: str, gain: tuple[str, float] | None
-) -> World:
+def _waiting(name: str, folder: Path, loop: Loop, cause: str, limit: str, gain: tuple[str, float] | None) -> World:
     """A loop whose GPU waits for its host, for a cause that was planted."""
     run = loop.run
     what = {"loader": "loader", "python": "pause"}.get(cause)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from thence.model.answer import Answer, Lines
 
 SCHEMAS: Mapping[str, int] = {
+    "explain": 1,
     "report": 3,
     "programs": 1,
     "collectives": 1,

@@ -13,6 +13,7 @@ from click.shell_completion import CompletionItem
 
 VERBS = {
     "report": "Show where GPU time went and why the GPU was idle.",
+    "explain": "Say what limits a trace, why, and what would help, in a page.",
     "convert": "Convert a trace to Perfetto, Chrome JSON or Parquet.",
     "flame": "Make a flame graph: HTML page, folded stacks or speedscope.",
     "programs": "List XLA programs: executions, busy and idle time, latency.",

@@ -1,0 +1,1 @@
+"""What an expert would say about a trace in a page: findings with evidence, gains and limits."""

@@ -1,0 +1,728 @@
+"""`explain` makes findings of the other answers about a trace, the most useful first, and computes nothing itself.
+
+Every figure is one that a verb prints, or such a figure as a share of the step that `report` states. The order of the
+findings is that in which a limit of characters keeps them; the sections of `SECTIONS` each have a finding, or say why
+the trace cannot answer. An unsound trace gets no finding that its defect may have changed: what remains is what was
+recorded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from thence.analysis.explain.finding import (
+    MAX_ROWS,
+    Command,
+    Finding,
+    Gain,
+    Moment,
+    NotAnswered,
+    all_quoted,
+    name,
+    option,
+    quoted,
+    sentence,
+)
+from thence.analysis.idle.host_causes import MEANINGS
+from thence.model.answer import Answer, Lines, ResultOrReason
+from thence.model.places import LAYERED
+from thence.model.selection import TYPICAL
+from thence.model.thresholds import SHOWN_SHARE
+from thence.units import format_ns, format_share, several
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from thence.analysis.collectives.answer import Collectives
+    from thence.analysis.idle.answer import IdleTime
+    from thence.analysis.ranks.answer import Job
+    from thence.analysis.report.headline import Headline
+    from thence.analysis.report.next_steps import NextStep
+    from thence.analysis.report.summary import Summary
+    from thence.analysis.roofline import Roofline
+    from thence.analysis.soundness.findings import Soundness
+    from thence.analysis.whatif.answer import WhatIf
+    from thence.model.attributed import Attributed
+
+KINDS: Mapping[str, str] = {
+    "where": "where the GPU time goes, by the kind of place that covers most of it",
+    "kernel": "the kernels that take most GPU time",
+    "idle": "one cause for which the GPU is idle",
+    "late": "a rank that makes the others wait, and why",
+    "no_late_rank": "no rank makes the others wait",
+    "communication": "communication in which nothing is computed",
+    "use": "FLOP and bytes against what the GPU allows",
+    "headroom": "the place that is furthest above the time that the GPU allows",
+    "gain": "a change with its predicted gain",
+    "rest": "the recording besides the typical steps",
+}
+"""The kinds of findings."""
+SECTIONS = ("why the GPU is idle", "late ranks", "use of the GPU", "memory", "gains of changes", "time of a step")
+"""Questions that a trace may be unable to answer."""
+_MAX_CAUSES = 4
+_MAX_GAINS = 3
+_MAX_LATE = 3
+_LEAST_SHARE = 0.02
+"""Causes, and exposed communication, below this share of a step are no finding."""
+_HIGH, _MEDIUM = 0.1, 0.02
+_STACKS = "thence record -- python ... samples the program; or torch.profiler with with_stack=True"
+_MEMORY = "thence has no answer about memory"
+
+
+@dataclass(frozen=True)
+class Explanation(Answer):
+    """What an expert would say about a trace.
+
+    Attributes:
+        soundness: of the whole trace.
+        headline: the typical step and the verdict; None without device work.
+        findings: the most useful first.
+        not_answered: what the trace cannot answer.
+        first: how many findings come before `not_answered` where a limit leaves some out.
+        inputs: the inputs as a shell takes them, for commands.
+    """
+
+    soundness: Soundness
+    headline: Headline | None
+    findings: tuple[Finding, ...]
+    not_answered: tuple[NotAnswered, ...]
+    first: int = 5
+    inputs: str = "INPUT"
+
+    @property
+    def ordered(self) -> tuple[Finding | NotAnswered, ...]:
+        """Findings and what was not answered, in the order in which a limit keeps them."""
+        return (*self.findings[: self.first], *self.not_answered, *self.findings[self.first :])
+
+    @property
+    def sound_line(self) -> str:
+        """Whether the trace is sound."""
+        return sentence(self.soundness.verdict)
+
+    @property
+    def heading(self) -> tuple[str, ...]:
+        """Soundness, the worst finding about it, the typical step and the verdict: never left out."""
+        worst = [sentence(str(finding)) for finding in self.soundness.findings[:1]]
+        steps = [] if self.headline is None or self.headline.steps is None else [sentence(self.headline.lines[0])]
+        known = self.headline is not None and self.headline.verdict.code != "not_sound"
+        verdict = [sentence(self.headline.verdict.text)] if self.headline is not None and known else []
+        return (self.sound_line, *worst, *steps, *verdict)
+
+    def about(self) -> tuple[str, ...]:
+        """See `Answer`."""
+        return self.heading
+
+    def views(self) -> tuple[Lines, ...]:
+        """The findings, then what was not answered."""
+        findings = [(line, "") for found in self.findings for line in finding_lines(found, self.inputs)]
+        missing = [(f"not answered: {n.question}: {n.reason}; {n.how}", "dim") for n in self.not_answered]
+        return (Lines(tuple(findings)), Lines(tuple(missing)))
+
+    def to_frame(self) -> pl.DataFrame:
+        """One row for each finding: id, kind, rank, place, claim, value, unit, low, high, share, severity, evidence,
+        gain_ns, gain_low_ns, gain_high_ns, next."""
+        rows = [
+            {
+                "id": f.id, "kind": f.kind, "rank": f.rank, "place": f.place or None, "claim": f.claim, "value": f.value,
+                "unit": f.unit, "low": f.low, "high": f.high, "share": f.share, "severity": f.severity,
+                "evidence": f.evidence.line(self.inputs), "gain_ns": f.gain and f.gain.ns,
+                "gain_low_ns": f.gain and f.gain.low, "gain_high_ns": f.gain and f.gain.high,
+                "next": f.next.line(self.inputs),
+            }
+            for f in self.findings
+        ]  # fmt: skip
+        return pl.DataFrame(rows, schema=_FRAME)
+
+    def all_notes(self) -> tuple[str, ...]:
+        """None: what limits the findings is in them."""
+        return ()
+
+    def opening(self) -> dict[str, Any]:
+        """The part of the JSON document that is never left out."""
+        steps = None if self.headline is None else self.headline.steps
+        verdict = None if self.headline is None else self.headline.verdict
+        return {
+            "sound": {
+                "sound": self.soundness.sound,
+                "verdict": self.sound_line,
+                "findings": [
+                    {"code": f.code, "rank": f.rank, "share": f.span_share, "text": sentence(f.text)}
+                    for f in self.soundness.findings[:1]
+                ],
+                "more_findings": max(len(self.soundness.findings) - 1, 0),
+            },
+            "verdict": verdict and {"code": verdict.code, "text": sentence(verdict.text)},
+            "steps": steps
+            and {
+                "count": steps.count,
+                "typical": steps.typical,
+                "median_ns": steps.median_ns if steps.plain is None else steps.plain.plain.median_ns,
+                "busy_share": steps.busy_share,
+                "idle_is": steps.idle_is,
+            },
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as JSON values; `thence.writers.text.explanation` leaves findings out where there is a limit."""
+        return {
+            **self.opening(),
+            "findings": [finding.to_json(self.inputs) for finding in self.findings],
+            "not_answered": [entry.to_json() for entry in self.not_answered],
+            "dropped": 0,
+            "dropped_not_answered": 0,
+        }
+
+    def document(self) -> dict[str, Any]:
+        """`to_json`: soundness is in it."""
+        return self.to_json()
+
+
+_FRAME = {
+    "id": pl.String, "kind": pl.String, "rank": pl.Int64, "place": pl.String, "claim": pl.String, "value": pl.Float64,
+    "unit": pl.String, "low": pl.Float64, "high": pl.Float64, "share": pl.Float64, "severity": pl.String,
+    "evidence": pl.String, "gain_ns": pl.Float64, "gain_low_ns": pl.Float64, "gain_high_ns": pl.Float64,
+    "next": pl.String,
+}  # fmt: skip
+
+
+def finding_lines(found: Finding, inputs: str) -> Iterator[str]:
+    """A finding as lines of text: its claim, its gain, and the commands."""
+    yield f"[{found.id}] {found.severity}: {found.claim}"
+    if found.gain is not None and found.kind != "gain":
+        yield f"  gain: {gain_text(found.gain)}"
+    elif found.gain is None and found.severity != "info":
+        yield f"  no gain predicted: {found.no_gain}"
+    yield f"  evidence: {found.evidence.line(inputs)}"
+    if found.next != found.evidence:
+        yield f"  next: {found.next.line(inputs)}"
+
+
+def gain_text(gain: Gain) -> str:
+    """A predicted gain in words."""
+    return f"{format_ns(gain.ns)} a step ({format_ns(gain.low)} to {format_ns(gain.high)}) if {gain.condition}"
+
+
+@dataclass(frozen=True)
+class Composed:
+    """The answers that `explain` is made of, each computed once.
+
+    Attributes:
+        soundness: of the whole trace.
+        headline: of the trace.
+        summary, kernels: GPU time of the typical steps (of the whole trace without steps) by the default kind of
+            place, and by kernel.
+        idle: idle time of the same part.
+        job: late ranks, with reasons if there are some; None for one device.
+        collectives: of the whole trace.
+        roofline: of the same part as the summary.
+        gains: of suggested changes.
+        next_steps: what to ask next.
+        kernel_moments: for each kernel's name, its longest execution.
+        typical: whether the figures of `summary` are those of the typical steps.
+        devices: number of devices with work.
+    """
+
+    soundness: Soundness
+    headline: Headline
+    summary: Summary
+    kernels: Summary
+    idle: ResultOrReason[IdleTime]
+    job: ResultOrReason[Job]
+    collectives: ResultOrReason[Collectives]
+    roofline: ResultOrReason[Roofline]
+    gains: ResultOrReason[WhatIf]
+    next_steps: Sequence[NextStep] = ()
+    kernel_moments: Mapping[str, Moment] = field(default_factory=dict)
+    typical: bool = False
+    devices: int = 1
+
+    def reason(self, text: str) -> str:
+        """Why an answer is missing, without the names of the inputs before it."""
+        inputs = (self.summary.meta.named, ", ".join(self.summary.meta.inputs))
+        for named in inputs:
+            text = text.removeprefix(f"{named}: ")
+        return sentence(text)
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """Options that select what the figures are of."""
+        return ("--steps", TYPICAL) if self.typical else ()
+
+    @property
+    def whole(self) -> str:
+        """What the GPU times are shares of, in words."""
+        return "the GPU time of typical steps" if self.typical else "the GPU time"
+
+    @property
+    def unit(self) -> str:
+        """What shares of time are of, in words."""
+        return "a step" if self.headline.steps is not None else "the recording"
+
+    @property
+    def length_ns(self) -> float | None:
+        """Length of a typical step, without recording if that is known; None without steps."""
+        steps = self.headline.steps
+        if steps is None:
+            return None
+        return steps.median_ns if steps.plain is None else steps.plain.plain.median_ns
+
+    @property
+    def next(self) -> Command:
+        """The most promising command."""
+        if not self.next_steps:
+            return Command("report")
+        first = self.next_steps[0]
+        return Command(first.verb, first.options)
+
+
+def explanation(composed: Composed) -> Explanation:
+    """What an expert would say about a trace.
+
+    Args:
+        composed: the answers about it.
+    """
+    missing: list[NotAnswered] = []
+    if composed.headline.steps is None:
+        how = "mark steps: prof.step() of torch.profiler, thence.step(), jax.profiler.StepTraceAnnotation"
+        missing.append(NotAnswered("time of a step", sentence(composed.headline.no_steps or "no steps"), how))
+    where, kernels = _where(composed), _kernels(composed)
+    if composed.headline.verdict.code == "not_sound":
+        how = sentence("thence check states what is wrong; record again so that it finds nothing")
+        reason = "the trace is not sound, so idle time, the verdict and gains can be wrong"
+        missing += [NotAnswered(question, reason, how) for question in ("why the GPU is idle", "gains of changes")]
+        missing += [NotAnswered("late ranks", reason, how)] if composed.job.result is not None else []
+        missing.append(_memory(composed))
+        return Explanation(composed.soundness, composed.headline, (*where, *kernels), tuple(missing))
+    gains = list(_gains(composed, missing))
+    idle = list(_idle(composed, missing))
+    late = list(_late(composed, missing))
+    use = list(_use(composed, missing))
+    missing.append(_memory(composed))
+    communication = list(_communication(composed))
+    leading = [*late, *idle] if composed.headline.verdict.code == "waits_for_rank" else [*idle, *late]
+    # Where nothing makes the GPU wait, what it does decides how long a step takes.
+    bound = [] if idle else [*communication, *use[:1]]
+    first = [*leading[:2], *bound, *gains[:1], *where, *leading[2:]]
+    rest = [*gains[1:], *communication, *kernels, *use, *_rest(composed)]
+    findings = (*first, *(found for found in rest if not any(found is other for other in bound)))
+    return Explanation(composed.soundness, composed.headline, findings, tuple(missing), first=max(len(first), 3))
+
+
+def without_device_work(soundness: Soundness, reason: str) -> Explanation:
+    """The explanation of a trace without device work: that it has none.
+
+    Args:
+        soundness: of the trace.
+        reason: why there is none, with the way out.
+    """
+    missing = NotAnswered("where the GPU time goes", sentence(reason), "record again with device activities")
+    return Explanation(soundness, None, (), (missing,))
+
+
+# ---- Sections
+
+
+def _where(composed: Composed) -> Iterator[Finding]:
+    """GPU time by the default kind of place: the largest rows, and the rest."""
+    summary = composed.summary
+    rows = summary.rows if summary.folded is None else summary.folded
+    if rows.is_empty() or summary.by == "kernel":
+        return
+    shown = _rows(rows, summary.sum_ns, summary.by)
+    named = [f"{row['name']} {format_share(row['share'], 1)}" for row in shown]
+    parts = (*composed.steps, "--by", summary.by)
+    yield Finding(
+        "where",
+        f"{composed.whole} by {summary.heading}: {', '.join(named)}",
+        float(summary.sum_ns),
+        "ns",
+        Command("report", parts),
+        Command("report", (*parts, "--depth", "3") if summary.by in LAYERED else ("--by", "kernel")),
+        share=1.0,
+        rows=tuple(shown),
+        no_gain="it describes the program; findings of kind gain have what changes gain",
+        place=summary.by,
+    )
+
+
+def _rows(rows: pl.DataFrame, total: int, by: str) -> list[dict[str, Any]]:
+    """The largest rows as evidence, and the rest as the last one, so that they add up to the whole."""
+    most = rows.height if rows.height <= MAX_ROWS else MAX_ROWS - 1
+    largest = rows.select("name", "attributed", "count", "total_ns").head(most)
+    names = all_quoted(largest["name"].to_list(), by)
+    shown = [
+        {
+            "name": text if row["attributed"] else sentence(row["name"]),
+            "count": row["count"],
+            "total_ns": row["total_ns"],
+            "share": row["total_ns"] / max(total, 1),
+        }
+        for text, row in zip(names, largest.iter_rows(named=True), strict=True)
+    ]
+    rest = rows[most:]
+    if rest.height:
+        ns = int(rest["total_ns"].sum())
+        count = int(rest["count"].sum())
+        shown.append(
+            {"name": several(rest.height, "other row"), "count": count, "total_ns": ns, "share": ns / max(total, 1)}
+        )
+    return shown
+
+
+def _kernels(composed: Composed) -> Iterator[Finding]:
+    """The kernels that take most time."""
+    summary = composed.kernels
+    if summary.rows.is_empty():
+        return
+    shown = _rows(summary.rows, summary.sum_ns, "kernel")
+    named = [f"{row['name']} {format_share(row['share'], 1)}" for row in shown]
+    largest = str(summary.rows["name"][0])
+    command = Command("report", (*composed.steps, "--by", "kernel"))
+    yield Finding(
+        "kernel",
+        f"{composed.whole} by kernel: {', '.join(named)}",
+        float(summary.rows["total_ns"][0]),
+        "ns",
+        command,
+        Command("roofline", ("--by", "kernel")) if composed.roofline.result is not None else command,
+        share=shown[0]["share"],
+        rows=tuple(shown),
+        no_gain="it describes the program; findings of kind gain have what changes gain",
+        moment=composed.kernel_moments.get(largest),
+    )
+
+
+def _idle(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
+    """The causes of idle time, those that take at least 2 % of a step."""
+    causes = composed.headline.measured.causes
+    question = "why the GPU is idle"
+    if causes is None:
+        reason = composed.headline.measured.no_causes or composed.idle.reason or "the trace does not tell"
+        missing.append(NotAnswered(question, composed.reason(reason), _STACKS))
+        return
+    ordered = sorted(causes, key=lambda cause: (-causes[cause], cause))
+    for cause in [c for c in ordered if causes[c] >= _LEAST_SHARE][:_MAX_CAUSES]:
+        if cause == "unknown":
+            reason = f"the trace does not show why the GPU is idle for {format_share(causes[cause], 1)} of "
+            missing.append(NotAnswered("a part of the idle time", reason + composed.unit, _STACKS))
+            continue
+        yield _cause(composed, cause, causes[cause])
+
+
+def _cause(composed: Composed, cause: str, share: float) -> Finding:
+    """One cause of idle time."""
+    idle = composed.idle.result
+    rows: list[dict[str, Any]] = []
+    places, moment = "", None
+    if idle is not None:
+        of_cause = idle.shown_rows.filter(pl.col("cause") == cause)
+        whole = int(of_cause["total_ns"].sum())
+        largest = of_cause.drop_nulls("name").head(MAX_ROWS - 1)
+        rows = [
+            {"by": row["by"], "name": quoted(row["name"], row["by"] or ""), "total_ns": row["total_ns"]}
+            for row in largest.iter_rows(named=True)
+        ]
+        if rest := whole - int(largest["total_ns"].sum()):
+            rows.append({"by": None, "name": "the rest", "total_ns": rest})
+        if rows and rows[0]["by"]:
+            places = f", most of it at {rows[0]['by']} {rows[0]['name']}" if _mostly(rows, whole) else ""
+        moment = _longest(idle.unnamed.filter(pl.col("cause") == cause))
+    steps = composed.headline.steps
+    at_most = "at most " if steps is not None and steps.idle_is == "at most" else ""
+    length = composed.length_ns
+    ns = "" if length is None else f" ({format_ns(share * length)})"
+    gain, no_gain = _gain_of(composed, f"free cause:{cause}")
+    free = Command("whatif", ("--free", f"cause:{cause}"))
+    return Finding(
+        "idle",
+        f"the GPU is idle for {at_most}{format_share(share, 1)} of {composed.unit}{ns} because of {cause} ({MEANINGS[cause]}){places}",
+        None if length is None else share * length,
+        "ns per step" if length is not None else "share",
+        Command("idle", composed.steps),
+        free if composed.gains.result is not None else composed.next,
+        share=share,
+        severity=_severity(share),
+        rows=tuple(rows),
+        gain=gain,
+        no_gain=no_gain,
+        place=cause,
+        moment=moment,
+    )
+
+
+def _mostly(rows: Sequence[Mapping[str, Any]], whole: int) -> bool:
+    return bool(rows[0]["total_ns"] > 0.5 * max(whole, 1))
+
+
+def _late(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
+    """Late ranks with their reasons, or that none is late."""
+    job = composed.job.result
+    if job is None:
+        how = "if it is one rank of several, record all of them, and give all files"
+        one = "one device, so no device waits for another"
+        reason = composed.job.reason if composed.devices > 1 else one
+        missing.append(NotAnswered("late ranks", composed.reason(reason), how))
+        return
+    late = job.stragglers
+    if late.is_empty():
+        if job.statement.startswith("no straggler:"):
+            most = job.ranks.row(0, named=True)
+            yield Finding(
+                "no_late_rank", sentence(job.statement), float(most["caused_share"]), "share", Command("ranks"),
+                Command("collectives") if composed.collectives.result is not None else composed.next,
+                share=float(most["caused_share"]), no_gain="no rank is late",
+            )  # fmt: skip
+            return
+        how = "record all ranks of the job, three or more typical steps"
+        missing.append(NotAnswered("late ranks", sentence(job.statement), how))
+        return
+    for row in late.head(_MAX_LATE).iter_rows(named=True):
+        yield _late_rank(composed, job, row)
+
+
+def _late_rank(composed: Composed, job: Job, row: Mapping[str, Any]) -> Finding:
+    """One late rank."""
+    why = job.reasons_for(row["rank"], row["device"])
+    rows: list[dict[str, Any]] = []
+    because = ""
+    if why is not None:
+        of_cause = why.rows.filter(pl.col("by") == "cause")
+        causes = [f"{cause} {format_share(share, 1)}" for cause, share in of_cause.select("cause", "share").rows()[:2]]
+        lines = why.rows.filter(pl.col("by").is_in(["source", "module", "label"]))
+        at = f" at {lines['by'][0]} {quoted(lines['name'][0])}" if lines.height else ""
+        because = f"; its extra time: {', '.join(causes)}{at}" if causes else ""
+        rows = [
+            {"cause": r["cause"], "by": r["by"], "name": quoted(r["name"], r["by"]) if r["by"] != "cause" else None,
+             "total_ns": r["total_ns"]}
+            for r in why.rows.head(MAX_ROWS).iter_rows(named=True)
+        ]  # fmt: skip
+    gain, no_gain = _gain_of(composed, f"on-time rank:{row['rank']}")
+    ours = job.cells.filter(pl.col("rank") == row["rank"], pl.col("device") == row["device"])
+    worst = ours.sort("caused_ns", descending=True, maintain_order=True).head(1)
+    moments = [Moment(row["rank"], row["device"], int(s), int(d)) for s, d in worst.select("start", "step_ns").rows()]
+    return Finding(
+        "late",
+        f"rank {row['rank']} GPU {row['device']} makes the others wait {format_ns(row['mean_ns'])} per step "
+        f"({format_share(row['late_share'], 1)} of a step) since {quoted(str(row['since_step']))}{because}",
+        float(row["mean_ns"]),
+        "ns per step",
+        Command("ranks"),
+        Command("whatif", ("--on-time", f"rank:{row['rank']}")),
+        low=None if row["low_ns"] is None else float(row["low_ns"]),
+        share=float(row["late_share"]),
+        severity=_severity(row["late_share"]),
+        rows=tuple(rows),
+        gain=gain,
+        no_gain=no_gain,
+        place=f"GPU {row['device']}",
+        rank=row["rank"],
+        moment=moments[0] if moments else None,
+    )
+
+
+def _communication(composed: Composed) -> Iterator[Finding]:
+    """Exposed communication, if it takes at least 2 % of a step."""
+    found = composed.collectives.result
+    exposed = composed.headline.measured.exposed
+    if found is None or exposed < _LEAST_SHARE:
+        return
+    kinds = found.by_size.group_by(pl.col("collective").cast(pl.String).fill_null("unknown")).agg(
+        count=pl.col("count").sum(), total_ns=pl.col("duration_ns").sum(), exposed_ns=pl.col("exposed_ns").sum()
+    )
+    kinds = kinds.sort("exposed_ns", "collective", descending=[True, False]).head(MAX_ROWS)
+    rows = tuple(row | {"collective": quoted(row["collective"])} for row in kinds.iter_rows(named=True))
+    kind = str(kinds["collective"][0])
+    gain, no_gain = _gain_of(composed, f"free collective:{kind}")
+    length = composed.length_ns
+    yield Finding(
+        "communication",
+        f"for {format_share(exposed, 1)} of {composed.unit} the GPU communicates and computes nothing; the largest "
+        f"part in {quoted(kind)}",
+        None if length is None else exposed * length,
+        "ns per step" if length is not None else "share",
+        Command("collectives"),
+        Command("ranks") if composed.job.result is not None else composed.next,
+        share=exposed,
+        severity=_severity(exposed),
+        rows=rows,
+        gain=gain,
+        no_gain=no_gain,
+        place=kind,
+    )
+
+
+def _use(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
+    """FLOP and bytes against what the GPU allows."""
+    found = composed.roofline.result
+    question = "use of the GPU"
+    if found is None or not found.modelled_share:
+        reason = "no work of the trace has known FLOP or bytes" if found is not None else composed.roofline.reason
+        how = "torch.profiler with record_shapes=True, thence record, or XLA's HLO; --peak for other GPUs"
+        missing.append(NotAnswered(question, composed.reason(reason), how))
+        return
+    totals = {key: value or 0 for key, value in found.totals.items()}
+    modelled = totals["flop_modelled_ns"] + totals["bytes_only_ns"]
+    bounded = totals["roofline_ns"] / max(modelled, 1)
+    known = format_share(found.modelled_share, 1)
+    of_steps = found.steps.drop_nulls("mfu")
+    mfu = sorted(float(value) for value in of_steps["mfu"])
+    ends = list(dict.fromkeys(format_share(value, 1) for value in (*mfu[:1], *mfu[-1:])))
+    said = f"; MFU {' to '.join(ends)}" if mfu else ""
+    command = Command("roofline", (*composed.steps, "--by", found.by))
+    bound = "headroom is no prediction: whatif --at-roofline predicts the gain of a place"
+    rows = tuple(
+        {"name": quoted(str(row["name"])) if row["name"] is not None else "without a place",
+         "total_ns": row["total_ns"], "headroom_ns": row["headroom_ns"], "bound": row["bound"]}
+        for row in found.rows.head(MAX_ROWS).iter_rows(named=True)
+    )  # fmt: skip
+    yield Finding(
+        "use",
+        f"work with known FLOP or bytes ({known} of {composed.whole}) would need "
+        f"{format_share(bounded, 1)} of its time at the roofline of the GPU{said}",
+        bounded,
+        "share",
+        command,
+        Command("roofline", (*composed.steps, "--by", "kernel")),
+        share=found.modelled_share,
+        rows=rows,
+        no_gain=bound,
+    )
+    row = found.rows.row(0, named=True)
+    if row["name"] is None or not row["headroom_ns"]:
+        return
+    place = str(row["name"])
+    yield Finding(
+        "headroom",
+        f"{found.heading} {quoted(place, found.by)} has most headroom: {format_ns(row['headroom_ns'])} "
+        f"({format_share(row['share'], 1)} of all) above the roofline; most of its time is bound by {row['bound']}",
+        float(row["headroom_ns"]),
+        "ns",
+        command,
+        Command("whatif", option("at-roofline", found.by, place)) if composed.gains.result is not None else command,
+        share=float(row["share"]),
+        no_gain=bound,
+        place=place,
+    )
+
+
+def _memory(composed: Composed) -> NotAnswered:
+    """The section on memory."""
+    del composed
+    return NotAnswered("memory", _MEMORY, "torch.cuda.memory._snapshot() shows allocations of PyTorch")
+
+
+def _gains(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
+    """The changes with the largest predicted gain; of those with the same gain, the first."""
+    found = composed.gains.result
+    question = "gains of changes"
+    if found is None:
+        how = "record all ranks with the waits between streams: thence record, or thence.torch.event_ids()"
+        missing.append(NotAnswered(question, composed.reason(composed.gains.reason), how))
+        return
+    seen: list[int] = []
+    for row in found.rows.filter(verdict="gain").iter_rows(named=True):
+        if len(seen) == _MAX_GAINS:
+            break
+        if any(abs(row["gain_ns"] - ns) <= SHOWN_SHARE * ns for ns in seen):
+            continue  # a label with one kernel, and that kernel
+        seen.append(row["gain_ns"])
+        gain = _gain(found, row)
+        action, _, what = row["change"].partition(" ")
+        kind, _, place = what.partition(":")
+        given = ("--no-wait", what) if action == "no-wait" else option(action, kind, place)
+        command = Command("whatif", given)
+        yield Finding(
+            "gain",
+            f"a step would be {format_ns(gain.ns)} shorter ({format_share(row['gain_share'], 1)}; "
+            f"{format_ns(gain.low)} to {format_ns(gain.high)}) if {gain.condition}",
+            gain.ns,
+            "ns per step",
+            command,
+            Command("whatif"),
+            low=gain.low,
+            high=gain.high,
+            share=row["gain_share"],
+            severity=_severity(row["gain_share"]),
+            gain=gain,
+            place=f"{row['change']} {row['part']}".strip(),
+        )
+    if not seen:
+        reason = "no single change gains more than the interval of its prediction"
+        missing.append(NotAnswered(question, reason, "record more steps; thence whatif --free predicts a given change"))
+
+
+def _gain(found: WhatIf, row: Mapping[str, Any]) -> Gain:
+    """The gain of a row of `WhatIf.rows`; no gain is longer than the step."""
+    before = row["before_ns"]
+    low, high = (min(max(row[key], 0.0), 1.0) * before for key in ("low_share", "high_share"))
+    action, _, what = row["change"].partition(" ")
+    kind, _, place = what.partition(":")
+    texts = {
+        "free": f"{kind} {quoted(place, kind)} took no time",
+        "no-wait": f"calls that wait ({quoted(what)}) returned at once",
+        "on-time": f"no rank waited for rank {place}",
+    }
+    part = f" ({row['part']})" if row["part"] else ""
+    of = found.program.partition(" (")[0]
+    return Gain(row["gain_ns"], low, high, f"{texts.get(action, quoted(row['change']))}{part}, in {of}")
+
+
+def _gain_of(composed: Composed, change: str) -> tuple[Gain | None, str]:
+    """The largest predicted gain of a change, or why there is none."""
+    found = composed.gains.result
+    if found is None:
+        return None, "see what is not answered: gains of changes"
+    rows = found.rows.filter(pl.col("change") == change, pl.col("verdict") == "gain")
+    if rows.is_empty():
+        return None, "it is among no change that gains more than the interval of its prediction"
+    return _gain(found, rows.sort("gain_ns", descending=True, maintain_order=True).row(0, named=True)), ""
+
+
+def _rest(composed: Composed) -> Iterator[Finding]:
+    """What the recording holds besides the typical steps."""
+    if not composed.headline.rest:
+        return
+    run = composed.headline.run
+    other = sum(part.ns for part in run if part.part != "steps")
+    yield Finding(
+        "rest",
+        sentence(composed.headline.rest),
+        float(other),
+        "ns",
+        Command("report"),
+        composed.next,
+        share=other / max(sum(part.ns for part in run), 1),
+        rows=tuple({"part": part.part, "ns": part.ns} for part in run if part.ns)[:MAX_ROWS],
+        no_gain="typical steps do not include it",
+    )
+
+
+def longest_executions(trace: Attributed) -> dict[str, Moment]:
+    """The longest execution of the kernel that takes most time, by its name.
+
+    Args:
+        trace: attributed.
+    """
+    sums = trace.gpu.group_by("name").agg(pl.col("duration").sum(), text=pl.col("name").first().cast(pl.String))
+    largest = sums.sort("duration", "text", descending=[True, False]).head(1)
+    found = _longest(trace.gpu.join(largest.select("name"), on="name", how="semi"))
+    return {} if found is None else {str(largest["text"][0]): found}
+
+
+def _longest(pieces: pl.DataFrame) -> Moment | None:
+    """The longest of some pieces of time."""
+    rows = pieces.sort("duration", "rank", "device", "start", descending=[True, False, False, False]).head(1)
+    columns = ("rank", "device", "start", "duration")
+    return next((Moment(*map(int, row)) for row in rows.select(columns).rows()), None)
+
+
+def _severity(share: float) -> str:
+    return "high" if share >= _HIGH else "medium" if share >= _MEDIUM else "low"
+
+
+def named(found: Finding) -> str:
+    """A finding in a few words, for a slice of a timeline."""
+    return f"{found.kind}: {name(found.place)}" if found.place else found.kind

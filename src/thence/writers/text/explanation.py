@@ -1,0 +1,109 @@
+"""An explanation as text, Markdown or JSON of at most so many characters; what does not fit is left out whole.
+
+Findings are left out from the end, and the last line, or the keys ``dropped`` and ``dropped_not_answered``, say how
+many. Nothing is cut: names and sentences were shortened when the findings were made.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from thence.analysis.explain.answer import finding_lines
+from thence.analysis.explain.finding import Finding
+from thence.units import format_count, several
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from thence.analysis.explain.answer import Explanation
+    from thence.analysis.explain.finding import NotAnswered
+
+FORMS = ("text", "json", "markdown")
+LEAST_CHARS = 1000
+"""Characters in which soundness, the step and the verdict always fit."""
+_WITH_ROWS = 2000
+"""Below so many characters findings have no rows of evidence, so that some of them fit."""
+_MAX_INPUTS = 60
+"""Most characters of the inputs in a command; longer ones are the word INPUT."""
+_MARKDOWN = re.compile(r"([\\*_{}\[\]<>#|!~&])")
+
+
+def explanation_text(found: Explanation, form: str, most: int, schema: int) -> str:
+    """The explanation in a form, with a line feed at its end.
+
+    Args:
+        found: the explanation.
+        form: of `FORMS`.
+        most: characters, at least `LEAST_CHARS`.
+        schema: of the JSON document.
+    """
+    if len(found.inputs) > _MAX_INPUTS or not found.inputs.isprintable():
+        found = replace(found, inputs="INPUT")
+    if most < _WITH_ROWS:
+        found = replace(found, findings=tuple(replace(entry, rows=()) for entry in found.findings))
+    write = {"text": _text, "markdown": _markdown, "json": _json(schema)}[form]
+    kept = len(found.ordered)
+    while len(text := write(found, found.ordered[:kept])) > most and kept:
+        kept -= 1
+    return text
+
+
+def _left_out(found: Explanation, kept: tuple[Finding | NotAnswered, ...]) -> tuple[int, int]:
+    """How many findings, and how many questions that were not answered, are left out."""
+    findings = sum(isinstance(entry, Finding) for entry in kept)
+    return len(found.findings) - findings, len(found.not_answered) - (len(kept) - findings)
+
+
+def _text(found: Explanation, kept: tuple[Finding | NotAnswered, ...]) -> str:
+    return "\n".join([*found.heading, *_lines(found, kept, lambda line: line), *_end(found, kept)]) + "\n"
+
+
+def _lines(found: Explanation, kept: tuple[Finding | NotAnswered, ...], shown: Callable[[str], str]) -> list[str]:
+    findings = [entry for entry in kept if isinstance(entry, Finding)]
+    missing = [entry for entry in kept if not isinstance(entry, Finding)]
+    lines = [shown(line) for entry in findings for line in finding_lines(entry, found.inputs)]
+    return lines + [shown(f"not answered: {n.question}: {n.reason}; {n.how}") for n in missing]
+
+
+def _end(found: Explanation, kept: tuple[Finding | NotAnswered, ...]) -> list[str]:
+    findings, missing = _left_out(found, kept)
+    parts = [several(findings, "finding")] if findings else []
+    parts += [f"{format_count(missing)} of what was not answered"] if missing else []
+    return [f"left out: {' and '.join(parts)}; --max-chars sets the limit"] if parts else []
+
+
+def _markdown(found: Explanation, kept: tuple[Finding | NotAnswered, ...]) -> str:
+    lines = [
+        f"**{_escaped(line)}**  " if number == 0 else f"{_escaped(line)}  " for number, line in enumerate(found.heading)
+    ]
+    lines.append("")
+    for line in _lines(found, kept, _escaped):
+        lines.append(f"  {line.strip()}  " if line.startswith("  ") else f"- {line}  ")
+    lines += [_escaped(line) for line in _end(found, kept)]
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(line: str) -> str:
+    """A line of text in Markdown: what is in backticks stays as it is."""
+    parts = line.split("`")
+    return "`".join(part if number % 2 else _MARKDOWN.sub(r"\\\1", part) for number, part in enumerate(parts))
+
+
+def _json(schema: int) -> Callable[[Explanation, tuple[Finding | NotAnswered, ...]], str]:
+    def write(found: Explanation, kept: tuple[Finding | NotAnswered, ...]) -> str:
+        findings, missing = _left_out(found, kept)
+        document: dict[str, Any] = {
+            "schema": schema,
+            **found.opening(),
+            "findings": [entry.to_json(found.inputs) for entry in kept if isinstance(entry, Finding)],
+            "not_answered": [entry.to_json() for entry in kept if not isinstance(entry, Finding)],
+            "dropped": findings,
+            "dropped_not_answered": missing,
+        }
+        return msgspec.json.encode(document).decode() + "\n"
+
+    return write
