@@ -7,6 +7,7 @@ by a plain division.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import tempfile
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from question import World
-
     from thence.trace import Trace
 
     Answers = dict[str, Any]
@@ -90,7 +90,7 @@ def ask_command(template: str, world: World) -> Reply:
         line = template.format(
             trace=shlex.join(told["trace"]), before=shlex.join(told["before"]), questions=shlex.quote(str(questions))
         )
-        done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)  # noqa: S602 - as the user wrote it
+        done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
     try:
         document = json.loads(done.stdout)
     except json.JSONDecodeError:
@@ -240,7 +240,91 @@ def _diff(asked: Asked) -> Any:
     return compare(*sides).document()
 
 
+def _of_kind(document: Any, kind: str, place: str = "") -> Any:
+    """The first finding of a kind, perhaps about one place; None if there is none."""
+    found = (f for f in document["findings"] if f["kind"] == kind and place in ("", f["place"]))
+    return next(found, None)
+
+
+def _field(kind: str, *keys: str) -> Callable[[Any, str], Any]:
+    """A value of the first finding of a kind."""
+
+    def value(document: Any, _: str) -> Any:
+        found = _of_kind(document, kind)
+        for key in keys:
+            found = None if found is None else found[key]
+        return found
+
+    return value
+
+
+def _row_name(row: Any) -> str:
+    return str(row["name"]).strip("`")
+
+
+def _first_row(kind: str, by: str = "") -> Callable[[Any, str], Any]:
+    def first(document: Any, _: str) -> Any:
+        found = _of_kind(document, kind)
+        return None if found is None or by not in ("", found["place"]) else _row_name(found["evidence"]["rows"][0])
+
+    return first
+
+
+def _share_of_row(kind: str, by: str = "") -> Callable[[Any, str], Any]:
+    def share(document: Any, of: str) -> Any:
+        found = _of_kind(document, kind)
+        rows = [] if found is None or by not in ("", found["place"]) else found["evidence"]["rows"]
+        return next((row["share"] for row in rows if _row_name(row) == of), None)
+
+    return share
+
+
+def _idle_place(by: str) -> Callable[[Any, str], Any]:
+    def place(document: Any, _: str) -> Any:
+        found = _of_kind(document, "idle")
+        rows = [] if found is None else found["evidence"]["rows"]
+        return next((_row_name(row) for row in rows if row["by"] == by), None)
+
+    return place
+
+
+def _explained_late(document: Any, _: str) -> Any:
+    found = _of_kind(document, "late")
+    return found["rank"] if found else "none" if _of_kind(document, "no_late_rank") else None
+
+
+def _explained_line(document: Any, _: str) -> Any:
+    found = _of_kind(document, "late")
+    rows = [] if found is None else found["evidence"]["rows"]
+    return next((_row_name(row) for row in rows if row["by"] == "source"), None)
+
+
+def _explained_gain(place: str) -> Callable[[Any, str], Any]:
+    def gain(document: Any, of: str) -> Any:
+        for found in document["findings"]:
+            if (
+                found["gain"] is not None
+                and found["place"] in (place.format(of), of)
+                and found["kind"] in ("gain", "idle")
+            ):
+                return found["gain"]["ns_per_step"]
+        return None
+
+    return gain
+
+
+def _explained_mfu(document: Any, _: str) -> Any:
+    found = _of_kind(document, "use")
+    said = None if found is None else re.search(r"MFU ([\d.]+) %", found["claim"])
+    return float(said[1]) / 100 if said else None
+
+
+def _explained_step(key: str) -> Callable[[Any, str], Any]:
+    return lambda document, _: None if document["steps"] is None else document["steps"][key]
+
+
 _DOCUMENTS: dict[str, Callable[[Asked], Any]] = {
+    "explain": lambda asked: asked.trace.explain().document(),
     "report": lambda asked: asked.trace.headline.to_json() | asked.trace.report().document(),
     "report --by label": lambda asked: asked.trace.headline.to_json() | asked.trace.report("label").document(),
     "report --by module": lambda asked: asked.trace.headline.to_json() | asked.trace.report("module").document(),
@@ -258,6 +342,28 @@ _HEADLINE: dict[str, Callable[[Any, str], Any]] = {
     "step:count": _step("count"),
 }
 _READERS: dict[str, dict[str, Callable[[Any, str], Any]]] = {
+    "explain": {
+        **_HEADLINE,
+        "sound:sound": lambda document, _: document["sound"]["sound"],
+        "sound:code": lambda document, _: next((f["code"] for f in document["sound"]["findings"]), None),
+        "where:kernel": _first_row("kernel"),
+        "where:kernel_share": _share_of_row("kernel"),
+        "where:label": _first_row("where", "label"),
+        "where:label_share": _share_of_row("where", "label"),
+        "where:module": _first_row("where", "module"),
+        "idle:cause": _field("idle", "place"),
+        "idle:cause_share": lambda document, of: (_of_kind(document, "idle", of) or {}).get("share"),
+        "idle:place": _idle_place("label"),
+        "idle:line": _idle_place("source"),
+        "late:rank": _explained_late,
+        "late:wait_ns": _field("late", "value"),
+        "late:share": _field("late", "share"),
+        "late:line": _explained_line,
+        "gain:free_cause": _explained_gain("free cause:{}"),
+        "gain:no_wait": _explained_gain("no-wait {}"),
+        "use:mfu": _explained_mfu,
+        "use:roofline_share": _field("use", "value"),
+    },
     "report": {**_HEADLINE, "where:kernel": _largest, "where:kernel_share": _share},
     "report --by label": {**_HEADLINE, "where:label": _largest, "where:label_share": _share},
     "report --by module": {**_HEADLINE, "where:module": _largest},

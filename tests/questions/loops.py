@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -137,7 +138,7 @@ class Run:
         """Share of a step in which no kernel ran while the host did something."""
         begin, end = self.kernels[2][0][0], self.kernels[-1][0][0]
         busy = [k for step in self.kernels for k in step]
-        gaps = [(a[1], b[0]) for a, b in zip(busy, busy[1:], strict=False) if begin <= a[1] and b[0] <= end]
+        gaps = [(a[1], b[0]) for a, b in pairwise(busy) if begin <= a[1] and b[0] <= end]
         common = sum(max(0, min(g[1], h[1]) - max(g[0], h[0])) for g in gaps for h in self.hosts[what])
         return common / (end - begin)
 

@@ -25,7 +25,8 @@ class Question:
     """A question about one trace.
 
     Attributes:
-        ask: what is asked, as a code for commands: ``TOPIC:WHAT`` or ``TOPIC:WHAT:OF``, such as ``idle:cause_share:loader``.
+        ask: what is asked, as a code for commands: ``TOPIC:WHAT`` or ``TOPIC:WHAT:OF``, such as
+            ``idle:cause_share:loader``.
         text: the question in words, for people and agents.
         answer: the known answer, or `UNKNOWN`.
         within: by how much a number may differ.

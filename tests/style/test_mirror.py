@@ -8,7 +8,7 @@ import thence
 
 PACKAGE = Path(thence.__file__).parent
 TESTS = Path(__file__).parents[1]
-NO_ROOMS = {"browser", "data", "end_to_end", "fuzz", "gpu", "style", "support"}
+NO_ROOMS = {"browser", "data", "end_to_end", "fuzz", "gpu", "questions", "style", "support"}
 
 
 def test_tests_mirror_the_tree() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from thence.cli.json_pieces import json_pieces
 from thence.cli.messages import put, say, wrote
@@ -92,7 +93,7 @@ format_option = choice_option(
     "--format",
     "form",
     choices=("table", "json", "csv"),
-    meaning="json and csv hold every row and column, with full names.",
+    meaning="json (without --top) and csv hold every row and column, with full names.",
 )
 
 
@@ -123,11 +124,13 @@ class Result:
         form: table, json, csv, or another form that the ending of the output's name selects.
         path: the file; None for standard output.
         top: rows that a table shows at most; None for all.
+        most: rows that a table of a JSON document has at most; None for all, as without ``--top``.
     """
 
     form: str
     path: str | None = None
     top: int | None = None
+    most: int | None = None
 
     def text(self, text: str) -> None:
         """Writes a whole document."""
@@ -142,6 +145,10 @@ class Result:
 
     def json(self, document: Any) -> None:
         """Writes a document as JSON with its schema; tables in it become lists of rows."""
+        if self.most is not None:
+            from thence.cli.json_rows import with_most_rows
+
+            document = with_most_rows(document, self.most)
         document = _with_schema(document)
         if self.path is None:
             _put_json(document)
@@ -218,7 +225,9 @@ def result_options(
             if output is not None:
                 form = _form(output, endings)
                 check_output(output, force=force)
-            return command(result=Result(form, output, rows), **given)
+            source = click.get_current_context().get_parameter_source("top")
+            most = rows if source is ParameterSource.COMMANDLINE else None
+            return command(result=Result(form, output, rows, most), **given)
 
         wrapped: Callable[..., Any] = called
         options = (
@@ -227,7 +236,8 @@ def result_options(
                 type=top_rows,
                 default=top,
                 show_default=top is not None,
-                help="Rows of the table to show." + ("" if top else f" Without it, {without}."),
+                help="Rows of the table to show; json gets one more, for the rest."
+                + ("" if top else f" Without it, {without}."),
             ),
             forms,
             output_option(meaning, type=click.Path(dir_okay=False), metavar="OUT"),

@@ -123,7 +123,8 @@ class Explanation(Answer):
 
     def to_frame(self) -> pl.DataFrame:
         """One row for each finding: id, kind, rank, place, claim, value, unit, low, high, share, severity, evidence,
-        gain_ns, gain_low_ns, gain_high_ns, next."""
+        gain_ns, gain_low_ns, gain_high_ns, next.
+        """
         rows = [
             {
                 "id": f.id, "kind": f.kind, "rank": f.rank, "place": f.place or None, "claim": f.claim, "value": f.value,
