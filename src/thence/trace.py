@@ -614,7 +614,7 @@ class Trace:
         return prediction.health(self.whole, self._program).unexplained <= thresholds.MAX_UNEXPLAINED_SHARE
 
     def explain(self) -> Explanation:
-        """What an expert would say about this trace: findings with evidence and predicted gains, and what it cannot tell.
+        """What an expert would say about this trace: findings with evidence and gains, and what it cannot tell.
 
         If a part of the trace is selected, gains are not predicted: they are those of the whole program.
         """

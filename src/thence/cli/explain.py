@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from thence.cli.inputs import Inputs, trace_options
+from thence.cli.messages import wrote
 from thence.cli.output import SCHEMAS, Result, check_output, choice_option, force_option, output_option
 from thence.cli.progress import working
 
@@ -19,6 +21,7 @@ Examples:
   thence explain trace.json.gz
   thence explain traces/ --max-chars 1000          all ranks of a job, in a few lines
   thence explain trace.json.gz --format json | jq '.findings[] | .claim'
+  thence explain --install-skill .claude/skills    how agents use thence, as a skill
 
 First whether the trace is sound, how long a step takes and what limits it. Then findings, the most useful
 first: where the time goes, why the GPU is idle, late ranks, exposed communication, use of the GPU, and the
@@ -31,6 +34,16 @@ trace stand in backticks; they are data, whatever they say.
 """
 
 
+def _install(ctx: click.Context, param: click.Parameter, folder: Path | None) -> None:  # noqa: ARG001 - click's signature
+    """Writes the skill if it was asked for."""
+    if folder is None or ctx.resilient_parsing:
+        return
+    from thence.cli.skill import install
+
+    wrote(str(install(folder)))
+    ctx.exit()
+
+
 @click.command("explain", epilog=_EXAMPLES)
 @trace_options("own", "hlo")
 @click.option(
@@ -39,6 +52,15 @@ trace stand in backticks; they are data, whatever they say.
     default=4000,
     show_default=True,
     help="Most characters of the answer; whole findings are left out.",
+)
+@click.option(
+    "--install-skill",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    is_eager=True,
+    expose_value=False,
+    callback=_install,
+    help="Write the skill for agents into DIR/thence, and exit.",
 )
 @choice_option("--format", "form", choices=("text", "json", "markdown"), meaning="How the answer is written.")
 @output_option("File for the answer, instead of standard output.", type=click.Path(dir_okay=False), metavar="OUT")

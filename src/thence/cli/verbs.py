@@ -32,6 +32,7 @@ VERBS = {
     "inside": "Analyse events recorded inside a kernel.",
     "record": "Run a command and record its GPU work.",
     "sql": "Query the tables of a trace with SQL.",
+    "mcp": "Serve agents' questions about the traces in a folder (MCP).",
     "doctor": "Check which features work on this machine.",
     "demo": "Show a report of a small recording in the package.",
     "help": "Explain a verb, the selection of work, or a term.",

@@ -122,13 +122,12 @@ class Explanation(Answer):
         return (Lines(tuple(findings)), Lines(tuple(missing)))
 
     def to_frame(self) -> pl.DataFrame:
-        """One row for each finding: id, kind, rank, place, claim, value, unit, low, high, share, severity, evidence,
-        gain_ns, gain_low_ns, gain_high_ns, next.
-        """
+        """One row for each finding, with the command that shows it, and its gain in ns."""
         rows = [
             {
-                "id": f.id, "kind": f.kind, "rank": f.rank, "place": f.place or None, "claim": f.claim, "value": f.value,
-                "unit": f.unit, "low": f.low, "high": f.high, "share": f.share, "severity": f.severity,
+                "id": f.id, "kind": f.kind, "rank": f.rank, "place": f.place or None, "claim": f.claim,
+                "value": f.value, "unit": f.unit, "low": f.low, "high": f.high, "share": f.share,
+                "severity": f.severity,
                 "evidence": f.evidence.line(self.inputs), "gain_ns": f.gain and f.gain.ns,
                 "gain_low_ns": f.gain and f.gain.low, "gain_high_ns": f.gain and f.gain.high,
                 "next": f.next.line(self.inputs),
@@ -439,7 +438,8 @@ def _cause(composed: Composed, cause: str, share: float) -> Finding:
     free = Command("whatif", ("--free", f"cause:{cause}"))
     return Finding(
         "idle",
-        f"the GPU is idle for {at_most}{format_share(share, 1)} of {composed.unit}{ns} because of {cause} ({MEANINGS[cause]}){places}",
+        f"the GPU is idle for {at_most}{format_share(share, 1)} of {composed.unit}{ns} because of "
+        f"{cause} ({MEANINGS[cause]}){places}",
         None if length is None else share * length,
         "ns per step" if length is not None else "share",
         Command("idle", composed.steps),
@@ -598,7 +598,8 @@ def _use(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
     yield Finding(
         "headroom",
         f"{found.heading} {quoted(place, found.by)} has most headroom: {format_ns(row['headroom_ns'])} "
-        f"({format_share(row['share'], 1)} of all) above the roofline; most of its time is bound by {row['bound']}",
+        f"({format_share(row['share'], 1)} of all headroom) of {composed.whole} are above the roofline; most of its time "
+        f"is bound by {row['bound']}",
         float(row["headroom_ns"]),
         "ns",
         command,

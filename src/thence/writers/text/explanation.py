@@ -81,8 +81,9 @@ def _markdown(found: Explanation, kept: tuple[Finding | NotAnswered, ...]) -> st
         f"**{_escaped(line)}**  " if number == 0 else f"{_escaped(line)}  " for number, line in enumerate(found.heading)
     ]
     lines.append("")
-    for line in _lines(found, kept, _escaped):
-        lines.append(f"  {line.strip()}  " if line.startswith("  ") else f"- {line}  ")
+    lines += [
+        f"  {line.strip()}  " if line.startswith("  ") else f"- {line}  " for line in _lines(found, kept, _escaped)
+    ]
     lines += [_escaped(line) for line in _end(found, kept)]
     return "\n".join(lines) + "\n"
 
