@@ -35,6 +35,10 @@ SAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "ingest": ((_FSDP, "-o", STORE),),
     "compile": (("nsight/jax_train.sqlite.gz",),),
     "streams": (("jax/streams_moved.xplane.pb", "--expect", "GEMM>=2"),),
+    "explain": (
+        ("../../src/thence/data/torch_eager_stack_rank0.json.gz", "--max-chars", "100000"),
+        ("recording/two_ranks", "--max-chars", "100000"),
+    ),
     "idle": (("torch/checkpoints/with_stacks.json.gz",), (_FSDP,)),
     "whatif": (("../../src/thence/data/torch_eager_stack_rank0.json.gz",),),
     "check": ((_FSDP,), (_XLA,)),

@@ -33,7 +33,7 @@ _OPENED = "import sys, thence\nthence.open(sys.argv[1])\nprint(*sys.modules, fil
 QUESTIONS = {
     f"thence.analysis.{name}"
     for name in (
-        "collectives.answer", "cuda_graphs.lanes", "diff.answer", "flame.answer", "idle.answer",
+        "collectives.answer", "cuda_graphs.lanes", "diff.answer", "explain.answer", "flame.answer", "idle.answer",
         "programs.answer", "programs.compilation", "ranks.answer", "report.first_screen", "report.summary",
         "soundness.check", "steps.answer", "streams", "timelines.overview", "timelines.timeline",
         "whatif.answer", "whatif.critical_path",
@@ -63,6 +63,7 @@ def loaded(code: str, *arguments: str | Path) -> set[str]:
     [
         (("report", _GRAPHS), {"idle.answer", "report.first_screen", "report.summary", "soundness.check"}),
         (("check", _GRAPHS), {"soundness.check"}),
+        (("explain", _GRAPHS), {"explain.answer", "idle.answer", "report.summary", "soundness.check", "whatif.answer"}),
         # collectives repeats who is late, as ranks says it
         (("collectives", FSDP[0]), {"collectives.answer", "ranks.answer", "soundness.check"}),
         (("diff", *FSDP[:2]), {"diff.answer", "soundness.check", "steps.answer"}),

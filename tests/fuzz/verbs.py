@@ -18,7 +18,7 @@ VERBS = (
     ("flame", "-o", "OUT/a.html"), ("convert", "-o", "OUT/a.pftrace"), ("convert", "-o", "OUT/a.json"),
     ("convert", "-o", "OUT/a.parquet/"), ("label", "-o", "OUT/labelled.json"), ("report", "--steps", "0:2"),
     ("report", "--only", "kernel"), ("report", "--by", "collective"), ("report", "--details"),
-    ("report", "-o", "OUT/a.html"), ("idle",), ("idle", "--by", "step"), ("steps",), ("whatif",), ("roofline",),
+    ("report", "-o", "OUT/a.html"), ("explain",), ("idle",), ("idle", "--by", "step"), ("steps",), ("whatif",), ("roofline",),
     ("whatif", "--free", "kernel:.", "--no-wait", "all"), ("diff", "GOOD"), ("diff", "--anyway", "INPUT"),
     ("diff", "--anyway", "INPUT", "-o", "OUT/a.pftrace"),
     ("sql", "INPUT", "select * from activities order by start limit 5"),
@@ -33,6 +33,7 @@ OTHERS = {
     "inside": "reads buffers, which are formats of their own here",
     "record": "starts programs",
     "doctor": "reads no trace",
+    "mcp": "serves a folder; what it answers are the verbs above",
     "demo": "reads the trace of the package",
 }
 """Verbs that mutated traces do not go through, and why."""
@@ -51,6 +52,7 @@ VALUES = {
     "--graph-id": ("1", "-1", "99999999999"),
     "--group": ("A=a", "B=(", "C=.*"),
     "--expect": ("A>=1", "GEMM<3"),
+    "--max-chars": ("1000", "1099511627776"),
     "--peak": ("bf16=989", "float32=1e300", "x=1"),
     "--bandwidth": ("3350", "1e-300"),
     "--at-roofline": ("op:mm", "label:forward=0.5", "kernel:.=2", "module:("),
@@ -67,6 +69,7 @@ OTHER_OPTIONS = {
     "--output": "verbs above have it",
     "--format": "each case has one",
     "--force": "nothing is there before",
+    "--install-skill": "reads no trace",
     "--hlo": "a format of its own here",
     "--labels": "a format of its own here",
     "--eager": "verbs above have it",

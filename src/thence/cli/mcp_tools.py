@@ -142,7 +142,7 @@ class Tools:
 
             check_query(query)
             rows = bounded_answer(self._opened(trace).frames(query), query, _QUERY_S, _QUERY_BYTES)
-            return {"rows": flat_cells(rows.head(limit)), "rows_total": rows.height}
+            return {"rows": flat_cells(rows)}
 
         return _reply(answer, limit)
 

@@ -26,6 +26,8 @@ SENTENCE_WIDTH = 320
 """Most characters of a sentence of another answer, and of a reason."""
 MAX_ROWS = 6
 """Most rows of evidence of a finding."""
+_LONGEST = 4096
+"""Characters of a name that decide how it is shortened."""
 _NUMBER_AT_END = re.compile(r"[\s(,;:+-]*[\d.,]+\s*$")
 
 
@@ -208,7 +210,7 @@ def all_quoted(names: Sequence[str], by: str = "") -> list[str]:
     if by == "kernel":
         short = short_names(list(names))
         names = [short.get(text, text) for text in names]
-    return [quoted(text) for text in fitted([_printable(text) for text in names], NAME_WIDTH)]
+    return [quoted(text) for text in fitted([_printable(clip(text, _LONGEST)) for text in names], NAME_WIDTH)]
 
 
 def option(action: str, kind: str, text: str) -> tuple[str, ...]:

@@ -51,6 +51,8 @@ _MAX_PLACES = 6
 """Of each kind, for which changes are suggested."""
 _PATH_SHOWN = 8
 """Parts of the critical path that a terminal shows."""
+_LONGEST_SUGGESTED = 4096
+"""Bytes of a name: a longer one is in no suggestion, because a pattern of it takes a second for each megabyte."""
 _MAX_NAME = 60
 """Characters of a name in tables."""
 _FREEABLE = ("loader", "gc", "compile", "first_use", "allocation", "sync", "lock", "sleep", "python", "host")
@@ -236,5 +238,6 @@ def suggestions(trace: Attributed) -> list[Change]:
 
 def _largest(trace: Attributed, by: str, names: pl.Series) -> list[Change]:
     rows = pl.DataFrame({"name": names.cast(pl.String), "ns": trace.gpu["duration"]}).drop_nulls()
+    rows = rows.filter(pl.col("name").str.len_bytes() <= _LONGEST_SUGGESTED)
     largest = rows.group_by("name").agg(pl.col("ns").sum()).sort("ns", "name", descending=[True, False])
     return [Change(f"{by}:{name}", "free", by, f"^{re.escape(name)}$") for name in largest["name"].head(_MAX_PLACES)]
