@@ -30,7 +30,7 @@ from thence.analysis.idle.host_causes import MEANINGS
 from thence.model.answer import Answer, Lines, ResultOrReason
 from thence.model.places import LAYERED
 from thence.model.selection import TYPICAL
-from thence.model.thresholds import SHOWN_SHARE
+from thence.model.thresholds import SHOWN_SHARE, WELL_COVERED_SHARE
 from thence.units import format_ns, format_share, several
 
 if TYPE_CHECKING:
@@ -302,12 +302,17 @@ def explanation(composed: Composed) -> Explanation:
     use = list(_use(composed, missing))
     missing.append(_memory(composed))
     communication = list(_communication(composed))
-    leading = [*late, *idle] if composed.headline.verdict.code == "waits_for_rank" else [*idle, *late]
-    # Where nothing makes the GPU wait, what it does decides how long a step takes.
-    bound = [] if idle else [*communication, *use[:1]]
-    first = [*leading[:2], *bound, *gains[:1], *where, *leading[2:]]
+    known = composed.roofline.result
+    modelled = known is not None and known.modelled_share >= WELL_COVERED_SHARE
+    # What the verdict is about comes first; where nothing makes the GPU wait, what it does.
+    leading = {
+        "waits_for_rank": [*late, *idle],
+        "communication_bound": [*communication, *late, *idle],
+        "gpu_bound": [*(use[:1] if modelled else kernels), *late, *idle],
+    }.get(composed.headline.verdict.code, [*idle, *late])
+    first = [*leading[:2], *gains[:1], *where, *leading[2:]]
     rest = [*gains[1:], *communication, *kernels, *use, *_rest(composed)]
-    findings = (*first, *(found for found in rest if not any(found is other for other in bound)))
+    findings = (*first, *(found for found in rest if not any(found is other for other in leading)))
     return Explanation(composed.soundness, composed.headline, findings, tuple(missing), first=max(len(first), 3))
 
 
@@ -592,18 +597,19 @@ def _use(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
         no_gain=bound,
     )
     row = found.rows.row(0, named=True)
-    if row["name"] is None or not row["headroom_ns"]:
+    if row["name"] is None or not row["headroom_ns"] or found.modelled_share < WELL_COVERED_SHARE:
         return
     place = str(row["name"])
+    predicts = Command("whatif", option("at-roofline", found.by, place))
     yield Finding(
         "headroom",
-        f"{found.heading} {quoted(place, found.by)} has most headroom: {format_ns(row['headroom_ns'])} "
-        f"({format_share(row['share'], 1)} of all headroom) of {composed.whole} are above the roofline; most of its time "
-        f"is bound by {row['bound']}",
+        f"{found.heading} {quoted(place, found.by)} is furthest above the roofline: {format_ns(row['headroom_ns'])} "
+        f"({format_share(row['share'], 1)} of all known headroom) of {composed.whole}; {row['bound']} bounds most of its "
+        "modelled time",
         float(row["headroom_ns"]),
         "ns",
         command,
-        Command("whatif", option("at-roofline", found.by, place)) if composed.gains.result is not None else command,
+        predicts if composed.gains.result is not None else command,
         share=float(row["share"]),
         no_gain=bound,
         place=place,
