@@ -489,6 +489,8 @@ class Trace:
             idle=shown.idle(),
             soundness=self._soundness,
             roofline=result_or_reason(lambda: shown.roofline(self.default_kind)),
+            explanation=self.explain(),
+            shifts={} if self._applied_alignment is None else self._applied_alignment.shifts,
             default_kind=self.default_kind,
         )
 
@@ -618,6 +620,17 @@ class Trace:
 
         If a part of the trace is selected, gains are not predicted: they are those of the whole program.
         """
+        return self._explained
+
+    def explained_timeline(self) -> Timeline:
+        """As `timeline`, with the findings of `explain` on tracks of their devices."""
+        by = self.alignment if len(self.tables.ranks) > 1 else None
+        spans = pl.concat([self._spans(), explanations.finding_spans(self.explain())])
+        return timelines.timeline(self.tables, (), by, spans)
+
+    @cached_property
+    def _explained(self) -> Explanation:
+        """Cached, because the page of a report shows it, too."""
         if self.tables.gpu.is_empty():
             reason = str(no_device_work.no_device_work(self.tables))
             return self._answer(explanations.without_device_work(self._soundness, reason))
@@ -637,26 +650,19 @@ class Trace:
             explanations.longest_executions(shown.tables),
             shown is not self,
             self.tables.gpu.select("rank", "device").n_unique(),
+            explanations.step_windows(self.tables),
         )
         return self._answer(explanations.explanation(composed))
 
     def _named_ranks(self) -> Job:
-        """Late ranks, with the reasons if any is named.
-
-        Raises:
-            MissingData: there is a single device and no rank is missing, or the trace is too large to look for them.
-        """
+        """Late ranks, with the reasons if any is named; raises `MissingData` if they cannot be looked for."""
         found = self._quick_late
         if found.result is None:
             raise MissingData(found.reason or "the trace holds no collectives in which devices could wait for another")
         return found.result if found.result.stragglers.is_empty() else self.ranks()
 
     def _suggested_gains(self) -> WhatIf:
-        """The changes with the largest predicted gain, without the critical path.
-
-        Raises:
-            MissingData: a part of the trace is selected, it is large, or nothing can be predicted.
-        """
+        """The changes with the largest gain, without the critical path; raises `MissingData` if none is predicted."""
         if self.tables.selection:
             raise MissingData("gains are predicted for whole traces, and a part of this one is selected")
         if self.whole.host.height > thresholds.MAX_HOST_RANGES:

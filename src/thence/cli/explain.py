@@ -12,15 +12,18 @@ from thence.cli.inputs import Inputs, trace_options
 from thence.cli.messages import wrote
 from thence.cli.output import SCHEMAS, Result, check_output, choice_option, force_option, output_option
 from thence.cli.progress import working
+from thence.errors import UsageError
 
 if TYPE_CHECKING:
     from thence.trace import Trace
 
+_PERFETTO = (".pftrace", ".perfetto-trace")
 _EXAMPLES = """\b
 Examples:
   thence explain trace.json.gz
   thence explain traces/ --max-chars 1000          all ranks of a job, in a few lines
   thence explain trace.json.gz --format json | jq '.findings[] | .claim'
+  thence explain trace.json.gz --annotate found.pftrace    findings as slices, for ui.perfetto.dev
   thence explain --install-skill .claude/skills    how agents use thence, as a skill
 
 First whether the trace is sound, how long a step takes and what limits it. Then findings, the most useful
@@ -62,15 +65,39 @@ def _install(ctx: click.Context, param: click.Parameter, folder: Path | None) ->
     callback=_install,
     help="Write the skill for agents into DIR/thence, and exit.",
 )
+@click.option(
+    "--annotate",
+    metavar="OUT.pftrace",
+    type=click.Path(dir_okay=False),
+    help="Also write the trace for Perfetto, with each finding as a slice where it shows.",
+)
 @choice_option("--format", "form", choices=("text", "json", "markdown"), meaning="How the answer is written.")
 @output_option("File for the answer, instead of standard output.", type=click.Path(dir_okay=False), metavar="OUT")
 @force_option
-def command(inputs: Inputs, max_chars: int, form: str, output: str | None, force: bool) -> None:  # noqa: FBT001 - a click flag
+def command(
+    inputs: Inputs,
+    max_chars: int,
+    annotate: str | None,
+    form: str,
+    output: str | None,
+    force: bool,  # noqa: FBT001 - a click flag
+) -> None:
     """What an expert would say about a trace: sound or not, what limits it, why, and what would help."""
     if output is not None:
         check_output(output, force=force)
+    if annotate is not None:
+        if Path(annotate).suffix not in _PERFETTO:
+            raise UsageError(f"{annotate}: the name must end in {_PERFETTO[0]}")
+        check_output(annotate, force=force)
     trace = inputs.open()
     Result(form, output).text(_written(trace, _typed(inputs), max_chars, form))
+    if annotate is not None:
+        from thence.writers.timelines.write import write_timeline
+
+        with working("laying out the timeline"):
+            timeline = trace.explained_timeline()
+        write_timeline(timeline, annotate)
+        wrote(annotate)
 
 
 def _typed(inputs: Inputs) -> str:

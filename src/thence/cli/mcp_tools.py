@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 import polars as pl
 
+from thence.cli.inputs import Inputs
 from thence.cli.json_rows import with_most_rows
 from thence.cli.output import SCHEMAS
 from thence.errors import Contradiction, InputError, MissingData, MissingRequirement, ThenceError, UsageError
 from thence.model.kernel_names import clip
 from thence.model.places import BY
-from thence.opening import open_trace
 from thence.readers.torch_annotations import is_annotation_name
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ class Tools:
         states = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
         key = (str(path), tuple(states))
         if key not in self._traces:
-            self._traces[key] = open_trace(path)
+            self._traces[key] = Inputs((str(path),)).whole()
         self._traces.move_to_end(key)
         while len(self._traces) > _KEPT:
             self._traces.popitem(last=False)

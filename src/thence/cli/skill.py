@@ -52,8 +52,8 @@ for questions about GPU traces, profiles and slow training or inference.
    TRACE is a file, or a folder with the ranks of a job. `--max-chars` (4,000) bounds the answer.
 2. `sound.sound` false: stop. Say what `sound.findings` says, and how to record again. No figure of idle \
 time, no verdict and no gain of such a trace is right.
-3. Tell each claim with its number, its interval (`low`, `high`) and the command in `evidence`. `idle_is: \
-"at most"`: an upper bound.
+3. Tell each claim with its number, its interval (`low`, `high`) and the command in `evidence`. \
+`idle_is: "at most"`: an upper bound.
 4. `not_answered` lists what the trace cannot tell and how to record it. Never answer these questions from anything else.
 5. Propose changes by `gain`: the interval is part of the answer. No `gain`: say that none is predicted, and `no_gain`.
 6. Ask on with the command in `next`. After a change, record again and compare:

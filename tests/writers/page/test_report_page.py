@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 JAX = DATA / "jax"
 SECTIONS = [
+    "findings",
     "timeline",
     "time",
     "use",
@@ -162,7 +163,7 @@ def test_no_name_becomes_markup(tmp_path: Path) -> None:
 def test_a_section_without_content_is_left_out(tmp_path: Path) -> None:
     """One kernel: no computation ran twice, nothing was idle, one device has no collectives."""
     page = opened(tmp_path, [launch(1, 1), kernel(1, 10)]).report_html()
-    assert Outline(page).sections == ["timeline", "time", "flame", "streams", "attribution"]
+    assert Outline(page).sections == ["findings", "timeline", "time", "flame", "streams", "attribution"]
 
 
 @pytest.mark.parametrize("ranks", [FSDP, FSDP[:2]], ids=["transfers", "whole kernels"])
@@ -194,3 +195,16 @@ def test_the_command_writes_json_and_csv(tmp_path: Path) -> None:
     wrong = run_thence("report", STACK, "-o", tmp_path / "a.pdf")
     assert wrong.returncode == 2
     assert ".html, .htm, .json, .csv" in wrong.stderr.decode()
+
+
+def test_a_finding_has_a_button_that_names_its_time_on_the_timeline() -> None:
+    trace = shared(*FSDP)
+    page = trace.report_html()
+    moments = {f.id: f.moment for f in trace.explain().findings if f.moment is not None}
+    begins = re.findall(r'<li id="finding-(\w+)">.*?(?:data-from="(-?\d+)" data-to="(-?\d+)".*?)?</li>', page)
+    found = {id_: (int(begin), int(end)) for id_, begin, end in begins if begin}
+    assert moments.keys() == found.keys() != set()
+    first = min(trace.page().timeline.rows["start"])
+    for id_, (begin, end) in found.items():
+        assert end - begin == moments[id_].duration
+        assert first <= begin < end <= trace.page().timeline.span_ns

@@ -112,6 +112,11 @@ class Alignment(Answer):
             "instances": self.matched,
         }
 
+    @property
+    def shifts(self) -> dict[int, int]:
+        """The correction of each rank that has one, ns."""
+        return dict(self.corrections.drop_nulls("correction_ns").select("rank", "correction_ns").rows())
+
     def shift(self, rank: str = "rank") -> pl.Expr:
         """An expression for each row's correction in ns, 0 where the rank has none.
 

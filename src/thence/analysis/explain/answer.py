@@ -21,13 +21,13 @@ from thence.analysis.explain.finding import (
     Moment,
     NotAnswered,
     all_quoted,
-    name,
     option,
     quoted,
     sentence,
 )
 from thence.analysis.idle.host_causes import MEANINGS
-from thence.model.answer import Answer, Lines, ResultOrReason
+from thence.analysis.steps.windows import selected_steps
+from thence.model.answer import Answer, Lines, ResultOrReason, result_or_reason
 from thence.model.places import LAYERED
 from thence.model.selection import TYPICAL
 from thence.model.thresholds import SHOWN_SHARE, WELL_COVERED_SHARE
@@ -62,6 +62,7 @@ KINDS: Mapping[str, str] = {
 """The kinds of findings."""
 SECTIONS = ("why the GPU is idle", "late ranks", "use of the GPU", "memory", "gains of changes", "time of a step")
 """Questions that a trace may be unable to answer."""
+_WINDOWS = {"rank": pl.Int32, "device": pl.Int32, "step": pl.String, "start": pl.Int64, "duration": pl.Int64}
 _MAX_CAUSES = 4
 _MAX_GAINS = 3
 _MAX_LATE = 3
@@ -180,6 +181,10 @@ class Explanation(Answer):
         return self.to_json()
 
 
+_SPANS = {
+    "rank": pl.Int32, "device": pl.Int32, "start": pl.Int64, "duration": pl.Int64, "track": pl.String,
+    "name": pl.String,
+}  # fmt: skip
 _FRAME = {
     "id": pl.String, "kind": pl.String, "rank": pl.Int64, "place": pl.String, "claim": pl.String, "value": pl.Float64,
     "unit": pl.String, "low": pl.Float64, "high": pl.Float64, "share": pl.Float64, "severity": pl.String,
@@ -223,6 +228,7 @@ class Composed:
         kernel_moments: for each kernel's name, its longest execution.
         typical: whether the figures of `summary` are those of the typical steps.
         devices: number of devices with work.
+        windows: rank, device, step, start and duration of each step; empty without steps.
     """
 
     soundness: Soundness
@@ -238,6 +244,7 @@ class Composed:
     kernel_moments: Mapping[str, Moment] = field(default_factory=dict)
     typical: bool = False
     devices: int = 1
+    windows: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=_WINDOWS))
 
     def reason(self, text: str) -> str:
         """Why an answer is missing, without the names of the inputs before it."""
@@ -508,7 +515,7 @@ def _late_rank(composed: Composed, job: Job, row: Mapping[str, Any]) -> Finding:
     gain, no_gain = _gain_of(composed, f"on-time rank:{row['rank']}")
     ours = job.cells.filter(pl.col("rank") == row["rank"], pl.col("device") == row["device"])
     worst = ours.sort("caused_ns", descending=True, maintain_order=True).head(1)
-    moments = [Moment(row["rank"], row["device"], int(s), int(d)) for s, d in worst.select("start", "step_ns").rows()]
+    windows = composed.windows.join(worst, left_on=("rank", "device", "step"), right_on=("rank", "device", "key"))
     return Finding(
         "late",
         f"rank {row['rank']} GPU {row['device']} makes the others wait {format_ns(row['mean_ns'])} per step "
@@ -525,7 +532,7 @@ def _late_rank(composed: Composed, job: Job, row: Mapping[str, Any]) -> Finding:
         no_gain=no_gain,
         place=f"GPU {row['device']}",
         rank=row["rank"],
-        moment=moments[0] if moments else None,
+        moment=_longest(windows),
     )
 
 
@@ -599,13 +606,13 @@ def _use(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
     row = found.rows.row(0, named=True)
     if row["name"] is None or not row["headroom_ns"] or found.modelled_share < WELL_COVERED_SHARE:
         return
-    place = str(row["name"])
+    place, headroom = str(row["name"]), format_ns(row["headroom_ns"])
     predicts = Command("whatif", option("at-roofline", found.by, place))
     yield Finding(
         "headroom",
-        f"{found.heading} {quoted(place, found.by)} is furthest above the roofline: {format_ns(row['headroom_ns'])} "
-        f"({format_share(row['share'], 1)} of all known headroom) of {composed.whole}; {row['bound']} bounds most of its "
-        "modelled time",
+        f"{found.heading} {quoted(place, found.by)} is furthest above the roofline: {headroom} "
+        f"({format_share(row['share'], 1)} of all known headroom) of {composed.whole}; most of its modelled time is "
+        f"bound by {row['bound']}",
         float(row["headroom_ns"]),
         "ns",
         command,
@@ -720,6 +727,23 @@ def longest_executions(trace: Attributed) -> dict[str, Moment]:
     return {} if found is None else {str(largest["text"][0]): found}
 
 
+def step_windows(trace: Attributed) -> pl.DataFrame:
+    """`Composed.windows` of a trace; empty if it has no steps."""
+    found = result_or_reason(lambda: selected_steps(trace)).result
+    empty = pl.DataFrame(schema=_WINDOWS)
+    return empty if found is None else found.frame.select(pl.col(n).cast(t) for n, t in _WINDOWS.items())
+
+
+def finding_spans(found: Explanation) -> pl.DataFrame:
+    """The findings that a time shows, as tracks with the columns of `thence.model.timeline.Timeline.spans`."""
+    rows = [
+        (f.moment.rank, f.moment.device, f.moment.start, f.moment.duration, f"finding: {f.kind}", f"{f.id} {f.claim}")
+        for f in found.findings
+        if f.moment is not None
+    ]
+    return pl.DataFrame(rows, schema=_SPANS, orient="row")
+
+
 def _longest(pieces: pl.DataFrame) -> Moment | None:
     """The longest of some pieces of time."""
     rows = pieces.sort("duration", "rank", "device", "start", descending=[True, False, False, False]).head(1)
@@ -729,8 +753,3 @@ def _longest(pieces: pl.DataFrame) -> Moment | None:
 
 def _severity(share: float) -> str:
     return "high" if share >= _HIGH else "medium" if share >= _MEDIUM else "low"
-
-
-def named(found: Finding) -> str:
-    """A finding in a few words, for a slice of a timeline."""
-    return f"{found.kind}: {name(found.place)}" if found.place else found.kind

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from thence.analysis.collectives.answer import Collectives
+    from thence.analysis.explain.answer import Explanation
     from thence.analysis.flame.answer import Flame
     from thence.analysis.idle.answer import IdleTime
     from thence.analysis.programs.answer import Programs
@@ -45,6 +46,8 @@ class Page:
         idle: why the devices were idle.
         soundness: whether the figures of this trace can be trusted.
         roofline: how well the GPU was used, by the default kind of place.
+        explanation: the findings.
+        shifts: ns that the timeline subtracts from the times of each rank.
         default_kind: the kind of place that is shown first.
     """
 
@@ -61,6 +64,8 @@ class Page:
     idle: IdleTime
     soundness: Soundness
     roofline: ResultOrReason[Roofline]
+    explanation: Explanation
+    shifts: Mapping[int, Ns]
     default_kind: str = "kernel"
 
     @property

@@ -17,6 +17,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from thence.analysis.collectives.answer import with_device_names
+from thence.analysis.explain.answer import gain_text
 from thence.model.kernel_names import short_names
 from thence.model.tables import named_inputs
 from thence.units import format_count, format_ns, format_share
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
     import polars as pl
 
+    from thence.analysis.explain.finding import Finding
     from thence.analysis.report.page import Page
     from thence.analysis.report.summary import Summary, Totals
     from thence.writers.charts.chart import Chart
@@ -246,6 +248,32 @@ MAX_WARNINGS = 50
 
 _MAX_TREE = 20_000
 """Most rows of a kind of place from which the page makes a tree: a table shows 500 nodes of it anyway."""
+
+
+_MAX_FINDINGS = 12
+
+
+def _findings(page: Page) -> Section | None:
+    """The findings of ``thence explain``; a button of each one shows its time on the timeline."""
+    found = page.explanation
+    if not found.findings:
+        return None
+    items = "".join(_finding(page, finding) for finding in found.findings[:_MAX_FINDINGS])
+    missing = (f"not answered: {n.question}: {n.reason}; {n.how}" for n in found.not_answered)
+    return Section("findings", "Findings", f'<ul class="findings">{items}</ul>' + notes(missing))
+
+
+def _finding(page: Page, finding: Finding) -> str:
+    gain = "" if finding.gain is None or finding.kind == "gain" else f"; gain: {gain_text(finding.gain)}"
+    command = escape(printable(finding.evidence.line("INPUT")))
+    button = ""
+    if (moment := finding.moment) is not None:
+        begin = moment.start - page.shifts.get(moment.rank, 0) - page.timeline.start_ns
+        where = f'data-from="{begin}" data-to="{begin + moment.duration}"'
+        label = escape(f"Show finding {finding.id} on the timeline")
+        button = f' <button type="button" class="moment" {where} aria-label="{label}">Timeline</button>'
+    claim = escape(printable(finding.claim + gain))
+    return f'<li id="finding-{finding.id}"><b>{finding.severity}</b> {claim} <code>{command}</code>{button}</li>'
 
 
 def _timeline(page: Page) -> Section:
@@ -482,6 +510,7 @@ def _missing(page: Page) -> Iterator[str]:
 
 
 SECTIONS: tuple[Callable[[Page], Section | None], ...] = (
+    _findings,
     _timeline,
     _time,
     _use,

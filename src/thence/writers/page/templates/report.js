@@ -59,6 +59,13 @@ later(document.getElementById("flame-place"), (place) => {
 theme(root.dataset.theme);
 const place = document.getElementById("timeline-place");
 timeline(place, document.getElementById("timeline-data").textContent).then(
-  (made) => { ofTime = made; window.thenceTimeline = made; },
+  (made) => {
+    ofTime = made;
+    window.thenceTimeline = made;
+    for (const button of document.querySelectorAll("button.moment")) button.addEventListener("click", () => {
+      made.zoomTo(Number(button.dataset.from), Number(button.dataset.to));
+      place.scrollIntoView({block: "center"});
+    });
+  },
   (error) => { place.append(element("p", "The timeline needs a browser of 2023 or later: " + error.message, "absent")); },
 ).finally(() => { window.thenceReady = true; });

@@ -33,10 +33,14 @@ async function timeline(place, base64) {
     history.push([state.from, state.to]);
     view.show(from, to);
   }
+  function zoomAround(from, to) {
+    const room = 0.6 * (to - from);
+    zoomTo(from - room, to + room);
+  }
   function zoomToSelected() {
     if (!state.selected) return;
-    const {track, row} = state.selected, from = track.table.start[row], to = track.table.end[row], room = 0.6 * (to - from);
-    zoomTo(from - room, to + room);
+    const {track, row} = state.selected;
+    zoomAround(track.table.start[row], track.table.end[row]);
   }
   function back() {
     if (history.length) view.show(...history.pop());
@@ -193,5 +197,5 @@ async function timeline(place, base64) {
     view.draw();
   }
   view.draw();
-  return {data, view, select, recolour: () => { view.recolour(); view.draw(); }, printing};
+  return {data, view, select, zoomTo: zoomAround, recolour: () => { view.recolour(); view.draw(); }, printing};
 }
