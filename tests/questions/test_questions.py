@@ -12,7 +12,7 @@ from worlds import worlds
 if TYPE_CHECKING:
     from pathlib import Path
 
-LEAST_RIGHT = {"explain": 0.85, "report": 0.5, "diff": 0.3}
+LEAST_RIGHT = {"explain": 0.88, "report": 0.5, "diff": 0.3}
 """Share of the questions that a verb alone answers rightly, at least; `docs/questions.md` has the figures."""
 EVERYWHERE = ("explain",)
 """Verbs that are asked about all worlds; the others only about those that are drawn in this run."""

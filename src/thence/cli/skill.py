@@ -54,7 +54,7 @@ for questions about GPU traces, profiles and slow training or inference.
 time, no verdict and no gain of such a trace is right.
 3. Tell each claim with its number, its interval (`low`, `high`) and the command in `evidence`. \
 `idle_is: "at most"`: an upper bound.
-4. `not_answered` lists what the trace cannot tell and how to record it. Never answer these questions from anything else.
+4. `not_answered` lists what the trace cannot tell and how to record it. Answer these questions from nothing else.
 5. Propose changes by `gain`: the interval is part of the answer. No `gain`: say that none is predicted, and `no_gain`.
 6. Ask on with the command in `next`. After a change, record again and compare:
 

@@ -295,7 +295,7 @@ def explanation(composed: Composed) -> Explanation:
     if composed.headline.steps is None:
         how = "mark steps: prof.step() of torch.profiler, thence.step(), jax.profiler.StepTraceAnnotation"
         missing.append(NotAnswered("time of a step", sentence(composed.headline.no_steps or "no steps"), how))
-    where, kernels = _where(composed), _kernels(composed)
+    where, kernels = list(_where(composed)), list(_kernels(composed))
     if composed.headline.verdict.code == "not_sound":
         how = sentence("thence check states what is wrong; record again so that it finds nothing")
         reason = "the trace is not sound, so idle time, the verdict and gains can be wrong"
