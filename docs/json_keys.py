@@ -553,7 +553,7 @@ BY_VERB: dict[str, dict[str, str]] = {
         "findings[].low": "lower end of its interval; null without one",
         "findings[].high": "upper end of its interval; null without one",
         "findings[].share": "share of a step, or of the GPU time, as the claim says; null: of none",
-        "findings[].severity": "`high` (a tenth of a step or more), `medium` (2 % or more), `low`, or `info`: it describes",
+        "findings[].severity": "`high` (a tenth of a step or more), `medium` (2 % or more), `low`, or `info`",
         "findings[].evidence": "what shows it",
         "findings[].evidence.command": "the command",
         "findings[].evidence.rows": "some of its rows; of a whole, the last is the rest. None below 2,000 characters",

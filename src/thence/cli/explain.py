@@ -12,6 +12,7 @@ from thence.cli.inputs import Inputs, trace_options
 from thence.cli.messages import wrote
 from thence.cli.output import SCHEMAS, Result, check_output, choice_option, force_option, output_option
 from thence.cli.progress import working
+from thence.cli.verb import VerbCommand
 from thence.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def _install(ctx: click.Context, param: click.Parameter, folder: Path | None) ->
     ctx.exit()
 
 
-@click.command("explain", epilog=_EXAMPLES)
+@click.command("explain", cls=VerbCommand, epilog=_EXAMPLES)
 @trace_options("own", "hlo")
 @click.option(
     "--max-chars",

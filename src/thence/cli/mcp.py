@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from thence.cli.verb import VerbCommand
 from thence.errors import MissingRequirement
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ questions are explain, rows, sql, diff, whatif and check. Replies have at most 5
 """
 
 
-@click.command("mcp", epilog=_EXAMPLES)
+@click.command("mcp", cls=VerbCommand, epilog=_EXAMPLES)
 @click.argument(
     "folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".", metavar="[FOLDER]"
 )

@@ -12,6 +12,9 @@ import thence
 from faults import KinetoFile, drop_every_tenth_kernel
 from helpers import FSDP, recording, shared, written
 from loops import LATENCY, Loop, Part, parts
+from thence.analysis.report.verdict import Verdict
+from thence.analysis.soundness.findings import Finding, Soundness
+from thence.model.answer import Caveats
 from thence.writers.text.explanation import explanation_text
 
 if TYPE_CHECKING:
@@ -93,7 +96,8 @@ def test_names_of_the_trace_are_data(tmp_path: Path, form: str) -> None:
     if form == "json":
         document = json.loads(text)
         assert set(document) == {
-            "schema", "sound", "verdict", "steps", "findings", "not_answered", "dropped", "dropped_not_answered",
+            "schema", "sound", "verdict", "steps", "warnings", "findings", "not_answered", "dropped",
+            "dropped_not_answered",
         }  # fmt: skip
         assert all(max(map(len, (f["claim"], f["next"]))) < 1_500 for f in document["findings"])
     else:
@@ -105,6 +109,17 @@ def test_names_of_the_trace_are_data(tmp_path: Path, form: str) -> None:
 def test_the_same_input_gives_the_same_bytes() -> None:
     one, other = (thence.open(*FSDP).explain() for _ in range(2))
     assert explanation_text(one, "json", 16_000, 1) == explanation_text(other, "json", 16_000, 1)
+
+
+@pytest.mark.parametrize("form", ["text", "json", "markdown"])
+def test_a_heading_of_long_sentences_keeps_the_limit(form: str) -> None:
+    found = shared(recording("torch_eager_rank0")).explain()
+    finding = Finding("outlier", 0, 0, 1, 5, 0.5, '"*\\' * 5_000)
+    caveats = Caveats(left_out=('"' * 5_000,), warnings=("\\" * 5_000,) * 3)
+    assert found.headline is not None
+    headline = replace(found.headline, verdict=Verdict("not_sound", f"not sound: {finding.text}"))
+    hostile = replace(found, soundness=Soundness((finding,)), headline=headline, caveats=caveats)
+    assert len(explanation_text(hostile, form, 1_000, 1)) <= 1_000
 
 
 @pytest.mark.parametrize("most", [1_000, 4_000, 16_000])

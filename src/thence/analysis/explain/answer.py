@@ -15,6 +15,7 @@ import polars as pl
 
 from thence.analysis.explain.finding import (
     MAX_ROWS,
+    SENTENCE_WIDTH,
     Command,
     Finding,
     Gain,
@@ -84,6 +85,7 @@ class Explanation(Answer):
         not_answered: what the trace cannot answer.
         first: how many findings come before `not_answered` where a limit leaves some out.
         inputs: the inputs as a shell takes them, for commands.
+        width: most characters of a sentence of the heading.
     """
 
     soundness: Soundness
@@ -92,25 +94,32 @@ class Explanation(Answer):
     not_answered: tuple[NotAnswered, ...]
     first: int = 5
     inputs: str = "INPUT"
+    width: int = SENTENCE_WIDTH
 
     @property
     def ordered(self) -> tuple[Finding | NotAnswered, ...]:
         """Findings and what was not answered, in the order in which a limit keeps them."""
         return (*self.findings[: self.first], *self.not_answered, *self.findings[self.first :])
 
-    @property
-    def sound_line(self) -> str:
-        """Whether the trace is sound."""
-        return sentence(self.soundness.verdict)
+    def _said(self, text: str) -> str:
+        return sentence(text, self.width)
 
     @property
     def heading(self) -> tuple[str, ...]:
-        """Soundness, the worst finding about it, the typical step and the verdict: never left out."""
-        worst = [sentence(str(finding)) for finding in self.soundness.findings[:1]]
-        steps = [] if self.headline is None or self.headline.steps is None else [sentence(self.headline.lines[0])]
+        """What was not read, soundness, the worst finding about it, the typical step and the verdict."""
+        worst = [str(finding) for finding in self.soundness.findings[:1]]
+        steps = [] if self.headline is None or self.headline.steps is None else [self.headline.lines[0]]
         known = self.headline is not None and self.headline.verdict.code != "not_sound"
-        verdict = [sentence(self.headline.verdict.text)] if self.headline is not None and known else []
-        return (self.sound_line, *worst, *steps, *verdict)
+        verdict = [self.headline.verdict.text] if self.headline is not None and known else []
+        lines = (*self.caveats.left_out[:1], self.soundness.verdict, *worst, *steps, *verdict, *self._warned)
+        return tuple(map(self._said, lines))
+
+    @property
+    def _warned(self) -> list[str]:
+        """The first warning of the readers, with the number of the others."""
+        warnings = self.caveats.warnings
+        more = f" (and {several(len(warnings) - 1, 'more warning')})" if len(warnings) > 1 else ""
+        return [f"warning{more}: {warnings[0]}"] if warnings else []
 
     def about(self) -> tuple[str, ...]:
         """See `Answer`."""
@@ -148,14 +157,14 @@ class Explanation(Answer):
         return {
             "sound": {
                 "sound": self.soundness.sound,
-                "verdict": self.sound_line,
+                "verdict": self._said(self.soundness.verdict),
                 "findings": [
-                    {"code": f.code, "rank": f.rank, "share": f.span_share, "text": sentence(f.text)}
+                    {"code": f.code, "rank": f.rank, "share": f.span_share, "text": self._said(f.text)}
                     for f in self.soundness.findings[:1]
                 ],
                 "more_findings": max(len(self.soundness.findings) - 1, 0),
             },
-            "verdict": verdict and {"code": verdict.code, "text": sentence(verdict.text)},
+            "verdict": verdict and {"code": verdict.code, "text": self._said(verdict.text)},
             "steps": steps
             and {
                 "count": steps.count,
@@ -164,6 +173,7 @@ class Explanation(Answer):
                 "busy_share": steps.busy_share,
                 "idle_is": steps.idle_is,
             },
+            "warnings": [self._said(text) for text in (*self.caveats.left_out[:1], *self._warned)],
         }
 
     def to_json(self) -> dict[str, Any]:

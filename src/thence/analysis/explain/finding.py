@@ -190,16 +190,16 @@ def quoted(text: str, by: str = "") -> str:
     return f"`{name(text)}`"
 
 
-def sentence(text: str) -> str:
-    """A sentence of another answer: without control characters, at most `SENTENCE_WIDTH` characters.
+def sentence(text: str, width: int = SENTENCE_WIDTH) -> str:
+    """A sentence of another answer: without control characters, at most ``width`` characters and an ellipsis.
 
     A longer one ends before a word, never within or after a number.
     """
-    kept = text[: 2 * SENTENCE_WIDTH]
+    kept = text[: 2 * width]
     kept = _printable(kept.replace("\n", " ").replace("\t", " ")).replace("`", "'")
-    if len(kept) <= SENTENCE_WIDTH and len(text) <= 2 * SENTENCE_WIDTH:
+    if len(kept) <= width and len(text) <= 2 * width:
         return kept
-    kept = kept[:SENTENCE_WIDTH].rsplit(" ", 1)[0]
+    kept = kept[:width].rsplit(" ", 1)[0]
     while (shorter := _NUMBER_AT_END.sub("", kept)) != kept:
         kept = shorter
     return f"{kept} ..."

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 FORMS = ("text", "json", "markdown")
 LEAST_CHARS = 1000
 """Characters in which soundness, the step and the verdict always fit."""
+_WIDTHS = (160, 80, 40, 20)
+"""Of the sentences of the heading where it alone exceeds the limit; the first that fits."""
 _WITH_ROWS = 2000
 """Below so many characters findings have no rows of evidence, so that some of them fit."""
 _MAX_INPUTS = 60
@@ -49,6 +51,10 @@ def explanation_text(found: Explanation, form: str, most: int, schema: int) -> s
     kept = len(found.ordered)
     while len(text := write(found, found.ordered[:kept])) > most and kept:
         kept -= 1
+    for width in _WIDTHS if len(text) > most else ():
+        text = write(replace(found, width=width), ())
+        if len(text) <= most:
+            break
     return text
 
 
