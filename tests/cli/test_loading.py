@@ -63,7 +63,17 @@ def loaded(code: str, *arguments: str | Path) -> set[str]:
     [
         (("report", _GRAPHS), {"idle.answer", "report.first_screen", "report.summary", "soundness.check"}),
         (("check", _GRAPHS), {"soundness.check"}),
-        (("explain", _GRAPHS), {"explain.answer", "idle.answer", "report.summary", "soundness.check", "whatif.answer"}),
+        (
+            ("explain", _GRAPHS),
+            {
+                "collectives.answer",
+                "explain.answer",
+                "idle.answer",
+                "report.summary",
+                "soundness.check",
+                "whatif.answer",
+            },
+        ),  # fmt: skip
         # collectives repeats who is late, as ranks says it
         (("collectives", FSDP[0]), {"collectives.answer", "ranks.answer", "soundness.check"}),
         (("diff", *FSDP[:2]), {"diff.answer", "soundness.check", "steps.answer"}),

@@ -236,8 +236,9 @@ def result_options(
                 type=top_rows,
                 default=top,
                 show_default=top is not None,
-                help="Rows of the table to show; json gets one more, for the rest."
-                + ("" if top else f" Without it, {without}."),
+                help="Rows of the table to show."
+                + ("" if top else f" Without it, {without}.")
+                + " In json, where all rows are shown without it, one more sums up the rest.",
             ),
             forms,
             output_option(meaning, type=click.Path(dir_okay=False), metavar="OUT"),
