@@ -73,7 +73,7 @@ def loaded(code: str, *arguments: str | Path) -> set[str]:
                 "soundness.check",
                 "whatif.answer",
             },
-        ),  # fmt: skip
+        ),
         # collectives repeats who is late, as ranks says it
         (("collectives", FSDP[0]), {"collectives.answer", "ranks.answer", "soundness.check"}),
         (("diff", *FSDP[:2]), {"diff.answer", "soundness.check", "steps.answer"}),
