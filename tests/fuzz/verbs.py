@@ -36,6 +36,7 @@ OTHERS = {
     "doctor": "reads no trace",
     "mcp": "serves a folder; what it answers are the verbs above",
     "demo": "reads the trace of the package",
+    "help": "reads no trace",
 }
 """Verbs that mutated traces do not go through, and why."""
 VALUES = {
@@ -71,6 +72,7 @@ OTHER_OPTIONS = {
     "--format": "each case has one",
     "--force": "nothing is there before",
     "--install-skill": "reads no trace",
+    "--annotate": "convert writes the same form",
     "--hlo": "a format of its own here",
     "--labels": "a format of its own here",
     "--eager": "verbs above have it",
