@@ -650,6 +650,7 @@ class Trace:
             explanations.longest_executions(shown.tables),
             shown is not self,
             self.tables.gpu.select("rank", "device").n_unique(),
+            self.tables.meta.named,
             explanations.step_windows(self.tables),
         )
         return self._answer(explanations.explanation(composed))

@@ -239,6 +239,11 @@ class StoredTrace(Trace):
         self._need_host("whatif")
         return super().whatif(*changes, **more)
 
+    def _suggested_gains(self) -> WhatIf:
+        """As `Trace._suggested_gains`; needs host ranges."""
+        self._need_host("whatif")
+        return super()._suggested_gains()
+
     def roofline(self, by: By = "module", peaks: Peaks | None = None) -> Roofline:
         """As `Trace.roofline`; by shape it needs host ranges, as operators are.
 

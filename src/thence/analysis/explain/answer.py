@@ -238,6 +238,7 @@ class Composed:
         kernel_moments: for each kernel's name, its longest execution.
         typical: whether the figures of `summary` are those of the typical steps.
         devices: number of devices with work.
+        named: the inputs of the tables, for a sentence; those of a store differ from the store.
         windows: rank, device, step, start and duration of each step; empty without steps.
     """
 
@@ -254,12 +255,12 @@ class Composed:
     kernel_moments: Mapping[str, Moment] = field(default_factory=dict)
     typical: bool = False
     devices: int = 1
+    named: str = ""
     windows: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=_WINDOWS))
 
     def reason(self, text: str) -> str:
         """Why an answer is missing, without the names of the inputs before it."""
-        inputs = (self.summary.meta.named, ", ".join(self.summary.meta.inputs))
-        for named in inputs:
+        for named in (self.summary.meta.named, ", ".join(self.summary.meta.inputs), self.named):
             text = text.removeprefix(f"{named}: ")
         return sentence(text)
 
@@ -464,7 +465,7 @@ def _cause(composed: Composed, cause: str, share: float) -> Finding:
         f"{cause} ({MEANINGS[cause]}){places}",
         None if length is None else share * length,
         "ns per step" if length is not None else "share",
-        Command("idle", composed.steps),
+        Command("report") if idle is None else Command("idle", composed.steps),
         free if composed.gains.result is not None else composed.next,
         share=share,
         severity=_severity(share),
@@ -634,7 +635,7 @@ def _use(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
 
 
 def _memory(composed: Composed) -> NotAnswered:
-    """The section on memory."""
+    """The section on memory: a finding of the answer on memory belongs here, once `Composed` has one."""
     del composed
     return NotAnswered("memory", _MEMORY, "torch.cuda.memory._snapshot() shows allocations of PyTorch")
 
