@@ -30,7 +30,7 @@ OTHERS = [
 """Commands; OUT is the folder of outputs."""
 FILES = ("x.pftrace", "x.json", "x.json.gz", "x.parquet", "f.html", "f.folded", "f.svg", "f.speedscope.json",
          "r.html", "l.json.gz")  # fmt: skip
-VERBS = ("report", "streams", "collectives", "idle", "steps", "check", "ranks")
+VERBS = ("report", "explain", "streams", "collectives", "idle", "steps", "check", "ranks")
 RUN = """
 import contextlib, sys
 from pathlib import Path
