@@ -12,7 +12,9 @@ from worlds import worlds
 if TYPE_CHECKING:
     from pathlib import Path
 
-LEAST_RIGHT = {"explain": 0.88, "report": 0.5, "diff": 0.3}
+LEAST_RIGHT = {
+    "explain": 0.88, "report": 0.5, "idle": 0.3, "check": 0.3, "ranks": 0.3, "whatif": 0.3, "diff": 0.3,
+}  # fmt: skip
 """Share of the questions that a verb alone answers rightly, at least; `docs/questions.md` has the figures."""
 EVERYWHERE = ("explain",)
 """Verbs that are asked about all worlds; the others only about those that are drawn in this run."""
@@ -31,4 +33,4 @@ def test_verbs_alone_and_explain_answer_rightly_or_abstain(tmp_path: Path) -> No
         told = f"{verb}, with --seed {seed} of tests/questions/run.py:\n" + "\n".join(score.lines())
         assert not score.missed, told
         assert not score.said, told
-        assert score.of("right") >= LEAST_RIGHT.get(verb, 0.3) * score.total, told
+        assert score.of("right") >= LEAST_RIGHT.get(verb, 0.25) * score.total, told
