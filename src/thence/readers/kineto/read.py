@@ -23,6 +23,7 @@ from thence.readers.kineto.early_start import Begun
 from thence.readers.kineto.envelope import INLINE_ANNOTATED
 from thence.readers.kineto.event_structs import MISSING
 from thence.readers.kineto.events import RECORDED_CATEGORIES
+from thence.readers.kineto.memory import memory_tables
 from thence.readers.kineto.processes import PIECE_BYTES
 from thence.readers.kineto.ranks import Lanes, gpu_ranks, lanes_of
 from thence.readers.kineto.sniffing import NAME
@@ -123,6 +124,9 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     warnings += [f"{source.name}: {text}" for text in sentences]
     on_host = np.isin(threads["lane"], _distinct(host["lane"], len(columns["lanes"])))
     calls = waiting_calls(host, host_order, columns["names"])
+    of_memory, impossible = memory_tables(_table(columns, "memory"), lanes)
+    if impossible:
+        warnings.append(f"{source.name}: left out: {several(impossible, 'memory event')} with impossible values")
     ran_on = describe.accelerator(metadata, columns["categories"], columns["names"])
     tables = Tables(
         gpu=gpu_frame(gpu, gpu_order, names),
@@ -130,6 +134,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         collectives=collective_frame(moved, gpu_order, host_order),
         threads=threads_frame(threads, on_host, lanes),
         graph_places=places,
+        **of_memory,
     )
     meta = Meta(
         inputs=(source.name,),
