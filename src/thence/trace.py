@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from thence.analysis.grouping import kernel_groups, time_by_place
     from thence.analysis.idle import answer as idle_answer
     from thence.analysis.idle.answer import IdleTime
+    from thence.analysis.memory import answer as memory_answer
+    from thence.analysis.memory.answer import Memory
     from thence.analysis.programs import answer as programs
     from thence.analysis.programs import compilation, warmup
     from thence.analysis.programs.answer import Programs
@@ -101,6 +103,7 @@ else:
         "thence.analysis.flame": "answer:flame",
         "thence.analysis.grouping": "kernel_groups time_by_place",
         "thence.analysis.idle": "answer:idle_answer",
+        "thence.analysis.memory": "answer:memory_answer",
         "thence.analysis.programs": "answer:programs compilation warmup",
         "thence.analysis.ranks": "answer:ranks_answer summary:rank_summaries",
         "thence.analysis.report": "duration_spread first_screen:first_screens headline next_steps page:pages summary",
@@ -328,6 +331,22 @@ class Trace:
             MissingData: the trace holds no device activity, or the peaks of its devices are not known.
         """
         return self._answer(rooflines.roofline(self.tables, by, peaks))
+
+    def memory(self, by: str | None = None, at: str = "peak") -> Memory:
+        """Memory that was live at the peak, or at another moment, by place; what grows, and what would help.
+
+        Only ranks and devices of the selection count: the peak is that of the whole trace.
+
+        Args:
+            by: one of `thence.model.places.MEMORY_BY`; None: the first of module, source and op that is known.
+            at: ``peak``; ``oom``, the first allocation that failed; or a time after the first device activity, such as
+                ``1.2s``.
+
+        Raises:
+            UsageError: ``by`` or ``at`` has another value.
+            MissingData: the trace holds no events about memory; or, for ``oom``, no allocation failed.
+        """
+        return self._answer(memory_answer.memory(self.tables, by, at))
 
     def step_kinds(self) -> StepKinds:
         """Time per step of an inference server, by batch size, layer and kernel.

@@ -95,8 +95,8 @@ MEMORY_KINDS = (
     "constant",
 )
 """What memory can be for, where it can be proved. parameter, gradient, optimizer_state: of a model. activation: made in
-the forward pass and returned in the backward pass or after it. temporary: returned in the operator that allocated it,
-or scratch memory of an XLA program. workspace: of a library such as cuBLAS. communication: of collectives. argument,
+the forward pass and returned in the backward pass or after it. temporary: returned in the operator or the pass that
+allocated it, or scratch memory of an XLA program. workspace: of a library such as cuBLAS. communication: of collectives. argument,
 output, constant: of an XLA program."""
 KNOWN = ("recorded", "inferred", "never_recorded", "unknown")
 """How the stream and the record of an event or wait are known. recorded: the producer wrote ids that fit the
@@ -410,7 +410,7 @@ _PLACES_OF_MEMORY = (
     Column("phase", _NAME, "as `Phase`"),
 )
 """Where a call of an allocator came from, as far as the format itself says (memory snapshots have the true lines).
-`thence.attribution.memory_places` keeps these, and finds the others by the host ranges around the call."""
+`thence.analysis.memory.places` keeps these, and finds the others by the host ranges around the call."""
 
 
 MEMORY = Table(
