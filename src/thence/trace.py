@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from thence.analysis.idle import answer as idle_answer
     from thence.analysis.idle.answer import IdleTime
     from thence.analysis.memory import answer as memory_answer
+    from thence.analysis.memory import kinds as memory_kinds
     from thence.analysis.memory.answer import Memory
     from thence.analysis.programs import answer as programs
     from thence.analysis.programs import compilation, warmup
@@ -103,7 +104,7 @@ else:
         "thence.analysis.flame": "answer:flame",
         "thence.analysis.grouping": "kernel_groups time_by_place",
         "thence.analysis.idle": "answer:idle_answer",
-        "thence.analysis.memory": "answer:memory_answer",
+        "thence.analysis.memory": "answer:memory_answer kinds:memory_kinds",
         "thence.analysis.programs": "answer:programs compilation warmup",
         "thence.analysis.ranks": "answer:ranks_answer summary:rank_summaries",
         "thence.analysis.report": "duration_spread first_screen:first_screens headline next_steps page:pages summary",
@@ -859,7 +860,7 @@ class Trace:
         """Runs an SQL query over the tables of the trace.
 
         The tables are gpu, host, places, activities, annotations, collectives, threads, programs, events, waits,
-        steps and step_times.
+        steps, step_times, memory, memory_totals and memory_failures.
 
         Example:
             ``trace.sql("select label, sum(duration) as ns from activities group by label order by ns desc")``
@@ -871,10 +872,13 @@ class Trace:
 
     def frames(self, query: str) -> dict[str, pl.DataFrame | pl.LazyFrame]:
         """The tables that an SQL query may need, by name; lazy frames for tables that have not been read."""
-        return {
-            name: getattr(self if name in ("activities", "annotations") else self.tables, name)
-            for name in sql_queries.named(query)
-        }
+        return {name: self._frame(name) for name in sql_queries.named(query)}
+
+    def _frame(self, name: str) -> pl.DataFrame:
+        if name == "memory":
+            return memory_kinds.placed_memory(self.tables)
+        frame: pl.DataFrame = getattr(self if name in ("activities", "annotations") else self.tables, name)
+        return frame
 
     def plot_timeline(self) -> Chart:
         """A chart of every stream over time.

@@ -96,8 +96,8 @@ MEMORY_KINDS = (
 )
 """What memory can be for, where it can be proved. parameter, gradient, optimizer_state: of a model. activation: made in
 the forward pass and returned in the backward pass or after it. temporary: returned in the operator or the pass that
-allocated it, or scratch memory of an XLA program. workspace: of a library such as cuBLAS. communication: of collectives. argument,
-output, constant: of an XLA program."""
+allocated it, or scratch memory of an XLA program. workspace: of a library such as cuBLAS. communication: of
+collectives. argument, output, constant: of an XLA program."""
 KNOWN = ("recorded", "inferred", "never_recorded", "unknown")
 """How the stream and the record of an event or wait are known. recorded: the producer wrote ids that fit the
 trace. inferred: they follow from the order of the calls, and the times of the activities do not contradict this.

@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.analysis.memory.growth import growth
-from thence.analysis.memory.kinds import kinds
+from thence.analysis.memory.growth import GROWTH, growth
+from thence.analysis.memory.kinds import placed_memory
 from thence.analysis.memory.moments import PEAK, live_at, moments, readings, zero
-from thence.analysis.memory.places import DEVICE, HOST_DEVICE, PLACES, MemoryPlaces, with_device
-from thence.analysis.memory.recompute import recomputed
+from thence.analysis.memory.places import DEVICE, HOST_DEVICE, MemoryPlaces, with_device
+from thence.analysis.memory.recompute import RECOMPUTED, recomputed
+from thence.attribution.xla.hlo_places import module_places
 from thence.errors import MissingData, UsageError
 from thence.model.answer import Answer, Lines, TableView
 from thence.model.intervals import NO_ROW
+from thence.model.own_code import OwnCode
 from thence.model.places import KINDS, MEMORY_BY
 from thence.model.reasons import advice, text_of
 from thence.model.totals import must
@@ -46,11 +48,14 @@ _REASONS = {
     "kind_unknown": "what it is for cannot be proved",
 }
 DEVICES = {
-    "rank": pl.Int32(), "device": pl.Int32(), "peak_bytes": pl.Int64(), "at_ns": pl.Int64(), "step": pl.String(),
-    "before_bytes": pl.Int64(), "rounding_bytes": pl.Int64(), "inactive_bytes": pl.Int64(),
+    "rank": pl.Int32(), "device": pl.Int32(), "program": pl.String(), "peak_bytes": pl.Int64(), "at_ns": pl.Int64(),
+    "step": pl.String(), "before_bytes": pl.Int64(), "rounding_bytes": pl.Int64(), "inactive_bytes": pl.Int64(),
     "reserved_bytes": pl.Int64(), "outside_bytes": pl.Int64(),
 }  # fmt: skip
 """Columns of `Memory.devices`."""
+_SIZES = ("allocated", "reserved", "device_free", "largest_inactive")
+_IN_JSON = {"start": "at_ns", **{name: f"{name}_bytes" for name in _SIZES}}
+"""Names of columns of failures in JSON, where the unit is in the key."""
 _HEADINGS = {"bytes": "live", "share": "of the peak", "count": "allocations", "kind": "kind"}
 
 
@@ -64,9 +69,10 @@ class Memory(Answer):
         at: which moment: ``peak``, ``oom`` or a time.
         devices: one row for each allocator, in the columns of `DEVICES`: bytes that it had handed out at that moment,
             its time, what of them was allocated before the trace, what was rounded up, what it held beside them
-            (inactive), and all that it held (reserved). device is null for memory of the host.
-        rows: by, name (null: no place), rank, device, bytes, share (of the peak), count, kind (mixed: several; null:
-            unknown), the most bytes first; without what was allocated before the trace.
+            (inactive), and all that it held (reserved). device is null for memory of the host. Without allocators one
+            row for each XLA program, with its name and what it needs when it needs most.
+        rows: by, name (null: no place), rank, device, program, bytes, share (of the peak), count, kind (mixed:
+            several; null: unknown), the most bytes first; without what was allocated before the trace.
         reasons: code, bytes and text of what has no place, and of what was allocated before the trace.
         failures: rank, device, start (ns), bytes (asked for), allocated, reserved, device_free, largest_inactive,
             module, source and op of allocations that failed.
@@ -91,6 +97,7 @@ class Memory(Answer):
     def _of_device(self, row: dict[str, Any]) -> str:
         what = "peak" if self.at == PEAK else "live"
         where = " of the host" if row["device"] is None else f" GPU {row['device']}"
+        where += "" if row["program"] is None else f", XLA program {row['program']}"
         when = "" if row["at_ns"] is None else f" at {format_ns(row['at_ns'])}"
         when += "" if row["step"] is None else f" in step {row['step']}"
         parts = [f"rank {row['rank']}{where}: {what} {format_bytes(row['peak_bytes'])}{when}"]
@@ -164,10 +171,7 @@ class Memory(Answer):
             "devices": self.devices,
             "rows": self.rows,
             "reasons": self.reasons,
-            "failures": self.failures.rename(
-                {"start": "at_ns"} | {name: f"{name}_bytes" for name in ("allocated", "reserved")}
-                | {name: f"{name}_bytes" for name in ("device_free", "largest_inactive")}
-            ),
+            "failures": self.failures.rename(_IN_JSON),
             "growth": self.growth,
             "recompute": self.recomputed,
         }  # fmt: skip
@@ -179,8 +183,9 @@ class Memory(Answer):
     def self_check(self) -> None:
         """See `Answer`."""
         inputs = self.caveats.inputs
-        live = self.rows.group_by("rank", "device").agg(rows=pl.col("bytes").sum())
-        sums = self.devices.join(live, on=["rank", "device"], how="left", nulls_equal=True)
+        keys = ["rank", "device", "program"]
+        live = self.rows.group_by(keys).agg(rows=pl.col("bytes").sum())
+        sums = self.devices.join(live, on=keys, how="left", nulls_equal=True)
         rest = pl.col("peak_bytes") - pl.col("before_bytes") - pl.col("rows").fill_null(0)
         adds_up = not sums.filter(rest != 0).height
         must(inputs, adds_up, "the rows and what was allocated before the trace do not add up to the peak")
@@ -204,6 +209,8 @@ def memory(trace: Attributed, by: str | None, at: str = PEAK) -> Memory:
     """
     if by is not None and by not in MEMORY_BY:
         raise UsageError(f"memory has no places by {by}: choose one of {', '.join(MEMORY_BY)}")
+    if trace.memory_totals.is_empty() and any(module.buffers.height for module in trace.hlo):
+        return _of_programs(trace, by or "source", at)
     if trace.memory_totals.is_empty():
         raise MissingData(f"{trace.meta.named}: {_NO_EVENTS}")
     totals, chosen = readings(trace), moments(trace, at)
@@ -215,11 +222,59 @@ def memory(trace: Attributed, by: str | None, at: str = PEAK) -> Memory:
     devices = _devices(chosen, placed, zero(trace))
     at_moment = placed.filter("live", pl.col("start").is_not_null())
     rows = _rows(at_moment, shown, chosen)
-    helps = recomputed(trace, placed, totals, chosen) if at == PEAK else recomputed(trace, placed, totals, chosen[:0])
+    helps = recomputed(trace, placed, totals, chosen if at == PEAK else chosen.clear())
     return Memory(
         shown, _heading(shown), at, devices, _shown(rows), _reasons(trace, rows, devices, shown), _failures(trace),
         _shown(growth(placed, trace.steps)), _shown(helps),
     )  # fmt: skip
+
+
+def _of_programs(trace: Attributed, by: str, at: str) -> Memory:
+    """The memory of XLA programs, which their compiler planned; exact, and without a time."""
+    if at != PEAK:
+        raise MissingData(
+            f"{trace.meta.named}: what is known of memory is what XLA programs need when they need most: --at peak"
+        )
+    executed = trace.programs.select("rank", "device", "hlo", program=pl.col("name").cast(pl.String)).unique()
+    planned = program_buffers(trace)
+    held = executed.join(planned, left_on="hlo", right_on="number").with_columns(
+        name=pl.col("rank").cast(pl.String) if by == "rank" else pl.col(by).cast(pl.String)
+    )
+    used = pl.col("kind").is_not_null()
+    sums = held.group_by("rank", "device", "program").agg(
+        peak_bytes=pl.col("bytes").filter(used).sum(), inactive_bytes=pl.col("bytes").filter(~used).sum()
+    )
+    devices = sums.with_columns(
+        before_bytes=pl.lit(0), reserved_bytes=pl.col("peak_bytes") + pl.col("inactive_bytes")
+    ).sort("rank", "device", "peak_bytes", "program", descending=[False, False, True, False])
+    devices = devices.select(
+        (pl.col(name) if name in devices.columns else pl.lit(None).alias(name)).cast(dtype)
+        for name, dtype in DEVICES.items()
+    )
+    keys = ("rank", "device", "program")
+    rows = held.filter(used).group_by(*keys, "name").agg(*_SUMS).join(sums, on=keys)
+    rows = _in_order(rows.with_columns(share=pl.col("bytes") / pl.col("peak_bytes")), by)
+    return Memory(
+        by, _heading(by), at, devices, rows, _reasons(trace, rows, devices, by), _failures(trace),
+        pl.DataFrame(schema=GROWTH), pl.DataFrame(schema=RECOMPUTED),
+    )  # fmt: skip
+
+
+def program_buffers(trace: Attributed) -> pl.DataFrame:
+    """The buffers of all HLO modules: number (row in ``hlo``), kind, bytes, and the places of their instructions."""
+    own = OwnCode.of(trace.own, trace.installed)
+    parts = []
+    for number, module in enumerate(trace.hlo):
+        if module.buffers.is_empty():
+            continue
+        named = module.instructions.select(instruction="id", hlo="name").unique("instruction", keep="first")
+        found = module.buffers.join(named, on="instruction", how="left", maintain_order="left").join(
+            module_places(module, own), on="hlo", how="left", maintain_order="left"
+        )
+        nowhere = {name: pl.lit(None, pl.String) for name in ("module", "step")}
+        columns = ("kind", "bytes", "source", "label", "phase")
+        parts.append(found.select(pl.lit(number, pl.Int32).alias("number"), *columns, op="hlo", **nowhere))
+    return pl.concat(parts)
 
 
 def allocations(trace: Attributed) -> pl.DataFrame:
@@ -231,15 +286,10 @@ def allocations(trace: Attributed) -> pl.DataFrame:
     """
     table = with_device(trace.memory)
     of_gpus = table.filter(pl.col("device") != HOST_DEVICE)
-    table = table if of_gpus.is_empty() and not _knows_gpus(trace) else of_gpus
-    places = MemoryPlaces(trace, table)
-    step = pl.Series("step", places.step).replace(NO_ROW, None)
-    return table.with_columns(
-        *(places.of_calls(kind).alias(kind) for kind in PLACES),
-        kinds(places).alias("kind"),
-        step,
-        trace.steps["name"].gather(step.cast(pl.UInt32)).alias("step_name"),
-    )
+    table = of_gpus if _knows_gpus(trace) else table
+    step = pl.Series("step", MemoryPlaces(trace, table).step).replace(NO_ROW, None)
+    names = trace.steps["name"].gather(step.cast(pl.UInt32))
+    return placed_memory(trace, table).with_columns(step, names.alias("step_name"))
 
 
 def _knows_gpus(trace: Attributed) -> bool:
@@ -269,6 +319,7 @@ def _devices(chosen: pl.DataFrame, placed: pl.DataFrame, begins: int) -> pl.Data
         "rank",
         "device",
         "step",
+        program=pl.lit(None, pl.String),
         peak_bytes="allocated",
         at_ns=pl.col("start") - begins,
         before_bytes="before",
@@ -280,19 +331,36 @@ def _devices(chosen: pl.DataFrame, placed: pl.DataFrame, begins: int) -> pl.Data
     return _shown(frame.select(pl.col(name).cast(dtype) for name, dtype in DEVICES.items()))
 
 
+_SUMS = (
+    pl.col("bytes").sum(),
+    pl.len().cast(pl.Int64).alias("count"),
+    pl.when(pl.col("kind").n_unique() == 1)
+    .then(pl.col("kind").first().cast(pl.String))
+    .otherwise(pl.lit("mixed"))
+    .alias("kind"),
+)
+
+
 def _rows(live: pl.DataFrame, by: str, chosen: pl.DataFrame) -> pl.DataFrame:
     names = {"step": "step_name"}
     name = pl.col("rank").cast(pl.String) if by == "rank" else pl.col(names.get(by, by)).cast(pl.String)
-    distinct = pl.col("kind").n_unique()
-    one = pl.when(distinct == 1).then(pl.col("kind").first().cast(pl.String)).otherwise(pl.lit("mixed"))
     return (
         live.group_by("rank", "device", "allocator", name=name)
-        .agg(bytes=pl.col("bytes").sum(), count=pl.len().cast(pl.Int64), kind=one)
+        .agg(*_SUMS)
         .join(chosen.select(*DEVICE, "allocated"), on=DEVICE)
-        .with_columns(by=pl.lit(by), share=pl.col("bytes") / pl.col("allocated"))
-        .sort("bytes", "rank", "device", "name", descending=[True, False, False, False], nulls_last=True)
-        .select("by", "name", "rank", "device", "bytes", "share", "count", "kind")
+        .with_columns(program=pl.lit(None, pl.String), share=pl.col("bytes") / pl.col("allocated"))
+        .pipe(_in_order, by)
     )
+
+
+_ROWS = ("by", "name", "rank", "device", "program", "bytes", "share", "count", "kind")
+
+
+def _in_order(rows: pl.DataFrame, by: str) -> pl.DataFrame:
+    """The columns of `Memory.rows`, the most bytes first."""
+    order = ("bytes", "rank", "device", "program", "name")
+    descending = [True, *[False] * (len(order) - 1)]
+    return rows.with_columns(by=pl.lit(by)).sort(order, descending=descending, nulls_last=True).select(_ROWS)
 
 
 def _reasons(trace: Attributed, rows: pl.DataFrame, devices: pl.DataFrame, by: str) -> pl.DataFrame:
@@ -318,6 +386,6 @@ def _failures(trace: Attributed) -> pl.DataFrame:
         "rank",
         "device",
         pl.col("start") - zero(trace),
-        *("bytes", "allocated", "reserved", "device_free", "largest_inactive"),
+        *("bytes", *_SIZES),
         *(places.of_calls(kind).cast(pl.String).alias(kind) for kind in ("module", "source", "op")),
     )

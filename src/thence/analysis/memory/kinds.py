@@ -5,6 +5,7 @@ A pass is a run of operators of one phase. Memory from before the trace is of no
 communication    allocated in a range of collectives or of FSDP
 parameter        allocated where a module moves or converts its parameters and buffers
 temporary        returned before the operator that allocated it ends, or before the pass ends
+workspace        of the size that PyTorch gives cuBLAS, allocated in a product of matrices and never returned
 activation       allocated in a forward pass, and returned after the following backward pass began
 gradient         allocated in a backward pass, and live when the optimizer or the next forward pass begins
 optimizer_state  allocated by the optimizer, and live when the next forward pass begins
@@ -17,19 +18,34 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.memory.places import next_start
+from thence.analysis.memory.places import PLACES, MemoryPlaces, next_start
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.phases import Phase
 from thence.model.tables import MEMORY_KINDS
 
 if TYPE_CHECKING:
-    from thence.analysis.memory.places import MemoryPlaces
     from thence.model.arrays import Int64, Mask
+    from thence.model.attributed import Attributed
 
 _OF_COLLECTIVES = r"^(?:c10d::|_c10d_functional::|nccl:|gloo:|fsdp::|FSDP::|record_param_comms$)"
 _OF_MODULES = r"(?:^|/)torch/nn/modules/module\.py(?::\d+|\(\d+\):) _apply$"
 """Names of the frames in which `torch.nn.Module` moves parameters and buffers."""
+_PRODUCT = r"^aten::(?:_?(?:scaled|grouped|int)_)?(?:addmm|mm|baddbmm|bmm|addbmm|addmv|mv|dot|_addmm_activation)$"
+_CUBLAS_BYTES = (33_554_432, 8_519_680)
+"""What PyTorch allocates for each handle and stream of cuBLAS, on Hopper and newer GPUs, and on others."""
 _NEVER = np.iinfo(np.int64).max
+
+
+def placed_memory(trace: Attributed, table: pl.DataFrame | None = None) -> pl.DataFrame:
+    """Allocations with every place and kind that is known.
+
+    Args:
+        trace: attributed.
+        table: as `thence.model.tables.MEMORY`, of which some columns may be further ones; None: all of the trace.
+    """
+    memory = trace.memory if table is None else table
+    places = MemoryPlaces(trace, memory)
+    return memory.with_columns(*(places.of_calls(kind).alias(kind) for kind in PLACES), kinds(places).alias("kind"))
 
 
 def kinds(places: MemoryPlaces) -> pl.Series:
@@ -44,6 +60,9 @@ def kinds(places: MemoryPlaces) -> pl.Series:
     host = places.trace.host
     operator_end = (host["start"] + host["duration"]).to_numpy()[places.operator]
     kind[(places.operator != NO_ROW) & (end <= operator_end)] = MEMORY_KINDS.index("temporary")
+    product = places.of_calls("op").cast(pl.String).str.contains(_PRODUCT).fill_null(value=False).to_numpy()
+    product &= rows["bytes"].is_in(_CUBLAS_BYTES).to_numpy() & (end == _NEVER)
+    kind[product] = MEMORY_KINDS.index("workspace")
     kind[_around(places, "python", _OF_MODULES) & (end == _NEVER)] = MEMORY_KINDS.index("parameter")
     for category in ("op", "range", "framework"):
         kind[_around(places, category, _OF_COLLECTIVES)] = MEMORY_KINDS.index("communication")

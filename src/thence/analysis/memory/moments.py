@@ -59,9 +59,7 @@ def moments(trace: Attributed, at: str) -> pl.DataFrame:
     elif at == OOM:
         if trace.memory_failures.is_empty():
             raise MissingData(f"{trace.meta.named}: no allocation failed in the trace; --at peak shows the peak")
-        first = with_device(trace.memory_failures).unique(DEVICE, keep="first", maintain_order=True)
-        after = first.select(pl.col("after").cast(pl.Int64)).drop_nulls().to_series()
-        chosen = totals.filter(pl.col("row").is_in(after.implode()))
+        chosen = _failed(trace, totals)
     else:
         time = parse_time(at) + zero(trace)
         before = totals.filter(pl.col("start") <= time)
@@ -71,6 +69,17 @@ def moments(trace: Attributed, at: str) -> pl.DataFrame:
     step = steps_at(trace, chosen["rank"].to_numpy(), chosen["device"].to_numpy(), chosen["start"])
     name = trace.steps["name"].cast(pl.String).gather(pl.Series(step).replace(-1, None).cast(pl.UInt32))
     return chosen.with_columns(step=name).sort(DEVICE)
+
+
+def _failed(trace: Attributed, totals: pl.DataFrame) -> pl.DataFrame:
+    """The last readings before the first failure of each allocator, with what the allocator said at the failure."""
+    first = with_device(trace.memory_failures).unique(DEVICE, keep="first", maintain_order=True)
+    said = first.select(*DEVICE, row=pl.col("after").cast(pl.Int64), now="reserved")
+    found = totals.join(said, on=[*DEVICE, "row"], maintain_order="left")
+    # The allocator returns what it can to the device before it gives up.
+    return found.with_columns(
+        reserved=pl.coalesce("now", "reserved"), inactive=pl.coalesce(pl.col("now") - pl.col("allocated"), "inactive")
+    ).drop("now")
 
 
 def live_at(memory: pl.DataFrame, row: Int64) -> Mask:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.analysis.grouping.kernel_groups import communicates
 from thence.analysis.memory.places import DEVICE, next_start
 from thence.model.phases import Phase
 
@@ -61,8 +62,9 @@ def recomputed(trace: Attributed, placed: pl.DataFrame, totals: pl.DataFrame, pe
             np.subtract.at(change, opened, size)
             np.add.at(change, closed, size)
             saved = peak - int((allocated + np.cumsum(change)[:-1]).max())
+            passes = taken["opened"].n_unique()
             bytes_live = int(activations.filter(inside, "live")["bytes"].sum())
-            found.append((rank, device, module, saved, bytes_live, times.get((rank, device, module))))
+            found.append((rank, device, module, saved, bytes_live, _mean(times.get((rank, device, module)), passes)))
     frame = pl.DataFrame(found, schema=RECOMPUTED, orient="row")
     return frame.filter(pl.col("saved_bytes") > 0).sort(
         "saved_bytes", "rank", "device", "module", descending=[True, False, False, False]
@@ -113,17 +115,13 @@ def _until(opened: Int64, order: Int64, last: Int64) -> Int64:
 
 
 def _forward_times(trace: Attributed) -> dict[tuple[int, int, str], int]:
-    """GPU time of the forward pass of each module in a step (ns), by rank, device and module."""
+    """GPU time of all forward passes of each module (ns) without communication, by rank, device and module."""
     work = trace.gpu.select("rank", "device", "duration").with_columns(
         module=trace.places["module"].cast(pl.String),
         phase=trace.places["phase"].cast(pl.String),
-        step=trace.places["step_row"],
+        moves=communicates(trace),
     )
-    forward = work.filter(pl.col("phase") == Phase.FORWARD.value, pl.col("module").is_not_null())
-    steps = {
-        (rank, device): max(count, 1)
-        for rank, device, count in forward.group_by("rank", "device").agg(pl.col("step").drop_nulls().n_unique()).rows()
-    }
+    forward = work.filter(~pl.col("moves"), pl.col("phase") == Phase.FORWARD.value, pl.col("module").is_not_null())
     times: dict[tuple[int, int, str], int] = {}
     sums = forward.group_by("rank", "device", "module").agg(pl.col("duration").sum()).sort("rank", "device", "module")
     for rank, device, module, duration in sums.iter_rows():
@@ -131,4 +129,8 @@ def _forward_times(trace: Attributed) -> dict[tuple[int, int, str], int]:
         for length in range(2, len(parts) + 1):
             key = rank, device, "/".join(parts[:length])
             times[key] = times.get(key, 0) + duration
-    return {key: round(time / steps[key[:2]]) for key, time in times.items()}
+    return times
+
+
+def _mean(total: int | None, passes: int) -> int | None:
+    return None if total is None or not passes else round(total / passes)

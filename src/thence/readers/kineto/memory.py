@@ -93,4 +93,4 @@ def _failures(columns: dict[str, Any], totals: pl.DataFrame) -> pl.DataFrame:
         check_sortedness=False,
     )
     placed = placed.with_columns(device=pl.col("device").replace(HOST_MEMORY, None))
-    return placed.select(MEMORY_FAILURES.schema).sort("rank", "device", "start", maintain_order=True)
+    return placed.select(list(MEMORY_FAILURES.schema)).sort("rank", "device", "start", maintain_order=True)
