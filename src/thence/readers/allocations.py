@@ -12,9 +12,10 @@ from thence.model.tables import MEMORY, MEMORY_TOTALS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from thence.model.arrays import Int64
+
 HOST_MEMORY = -1
 """Device number of the host's memory among events."""
-_OF_ALLOCATION = ("rank", "process", "thread", "start")
 
 
 def allocations(events: Mapping[str, Any], allocator: str) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -31,19 +32,9 @@ def allocations(events: Mapping[str, Any], allocator: str) -> tuple[pl.DataFrame
     """
     order = np.lexsort((events["device"], events["rank"]))
     rows = {name: np.asarray(values)[order] for name, values in events.items()}
-    count = len(order)
-    number = np.arange(count)
-    same_place = np.lexsort((number, rows["address"], rows["device"], rows["rank"]))
-    following, before = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
-    first, second = same_place[:-1], same_place[1:]
-    there = np.ones(len(first), np.bool_)
-    for name in ("rank", "device", "address"):
-        there &= rows[name][first] == rows[name][second]
-    following[first[there]] = second[there]
-    before[second[there]] = first[there]
+    before, following = _neighbours(rows)
     begins = rows["bytes"] > 0
-    returns_unseen = ~begins & ~((before >= 0) & begins[before])
-    earlier, opened = np.flatnonzero(returns_unseen), np.flatnonzero(begins)
+    earlier, opened = np.flatnonzero(~begins & ~((before >= 0) & begins[before])), np.flatnonzero(begins)
     # Sorted by device; of each device those from before the trace first, as they are returned.
     row = np.concatenate([earlier, opened])
     seen = np.concatenate([np.zeros(len(earlier), np.bool_), np.ones(len(opened), np.bool_)])
@@ -70,7 +61,7 @@ def allocations(events: Mapping[str, Any], allocator: str) -> tuple[pl.DataFrame
         {
             "rank": rows["rank"],
             "device": device,
-            "allocator": names.new_from_index(0, count),
+            "allocator": names.new_from_index(0, len(order)),
             "start": rows["start"],
             "allocated": rows["allocated"],
             "reserved": reserved,
@@ -78,6 +69,19 @@ def allocations(events: Mapping[str, Any], allocator: str) -> tuple[pl.DataFrame
         }
     )
     return memory, totals
+
+
+def _neighbours(rows: Mapping[str, Any]) -> tuple[Int64, Int64]:
+    """The event before and the one after each at the same address of the same device, -1 for none."""
+    count = len(rows["address"])
+    at_address = np.lexsort((np.arange(count), rows["address"], rows["device"], rows["rank"]))
+    first, second = at_address[:-1], at_address[1:]
+    same = np.ones(len(first), np.bool_)
+    for name in ("rank", "device", "address"):
+        same &= rows[name][first] == rows[name][second]
+    before, following = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
+    following[first[same]], before[second[same]] = second[same], first[same]
+    return before, following
 
 
 def _known(values: Any, known: Any) -> pl.Series:

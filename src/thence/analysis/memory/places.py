@@ -118,7 +118,7 @@ class MemoryPlaces:
             return self._phases[2]
         if kind == "op":
             return gathered(self.trace.host["name"], self._asking_operator)
-        context = self._found.contexts.at(pl.Series(self.host))
+        context = self._found.contexts.at(pl.Series(self.host)).astype(np.int64)
         return gathered(self._found.names[kind], context)
 
     def of_calls(self, kind: str) -> pl.Series:

@@ -106,7 +106,8 @@ def _some(trace: Attributed, keep: Mask, selection: Selection) -> Mask:
 
 
 def _check_present(trace: Attributed, column: str, wanted: tuple[int, ...]) -> None:
-    present = sorted({*trace.gpu[column].unique(), *(trace.host[column].unique() if column == "rank" else ())})
+    tables = (trace.gpu, trace.memory_totals, *((trace.host,) if column == "rank" else ()))
+    present = sorted({value for table in tables for value in table[column].drop_nulls().unique()})
     absent = sorted(set(wanted) - set(present))
     if absent:
         raise UsageError(

@@ -11,6 +11,7 @@ from thence.model.tables import MEMORY_FAILURES
 from thence.readers.allocations import HOST_MEMORY, allocations
 from thence.readers.kineto.event_structs import MISSING
 from thence.readers.kineto.events import MEMORY_EVENTS
+from thence.units import several
 
 if TYPE_CHECKING:
     from thence.model.arrays import Array
@@ -24,15 +25,15 @@ _MAX_BYTES, _MAX_DEVICE = 1 << 56, 1 << 15
 _ALLOCATOR = "torch"
 
 
-def memory_tables(events: dict[str, Any], lanes: Lanes) -> tuple[dict[str, pl.DataFrame], int]:
-    """The tables of memory, and the number of events that were left out because their values are impossible.
+def memory_tables(events: dict[str, Any], lanes: Lanes) -> tuple[dict[str, Any], list[str]]:
+    """The tables of memory by name, and sentences on events that were left out because their values are impossible.
 
     Args:
         events: columns ``memory.*`` of `thence.readers.kineto.events.decode`.
         lanes: of the file.
     """
     if not len(events["kind"]):
-        return {}, 0
+        return {}, []
     on_host = events["device_type"] == _OF_HOST
     device = np.where(on_host, HOST_MEMORY, events["device_id"])
     possible = on_host | ((events["device_type"] > 0) & (device >= 0) & (device < _MAX_DEVICE))
@@ -59,10 +60,11 @@ def memory_tables(events: dict[str, Any], lanes: Lanes) -> tuple[dict[str, pl.Da
     }
     changes, failed = of_change[order], ~of_change[order]
     memory, totals = allocations({name: values[changes] for name, values in columns.items()}, _ALLOCATOR)
-    tables = {"memory": memory, "memory_totals": totals}
+    tables: dict[str, Any] = {"memory": memory, "memory_totals": totals}
     if failed.any():
         tables["memory_failures"] = _failures({name: values[failed] for name, values in columns.items()}, totals)
-    return tables, len(possible) - len(order)
+    lost = len(possible) - len(order)
+    return tables, [f"left out: {several(lost, 'memory event')} with impossible values"] if lost else []
 
 
 def _sizes(values: Array, least: int) -> Array:

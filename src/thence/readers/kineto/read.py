@@ -124,9 +124,8 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     warnings += [f"{source.name}: {text}" for text in sentences]
     on_host = np.isin(threads["lane"], _distinct(host["lane"], len(columns["lanes"])))
     calls = waiting_calls(host, host_order, columns["names"])
-    of_memory, impossible = memory_tables(_table(columns, "memory"), lanes)
-    if impossible:
-        warnings.append(f"{source.name}: left out: {several(impossible, 'memory event')} with impossible values")
+    of_memory, sentences = memory_tables(of_table.pop("memory"), lanes)
+    warnings += [f"{source.name}: {text}" for text in sentences]
     ran_on = describe.accelerator(metadata, columns["categories"], columns["names"])
     tables = Tables(
         gpu=gpu_frame(gpu, gpu_order, names),
@@ -134,7 +133,6 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         collectives=collective_frame(moved, gpu_order, host_order),
         threads=threads_frame(threads, on_host, lanes),
         graph_places=places,
-        **of_memory,
     )
     meta = Meta(
         inputs=(source.name,),
@@ -148,7 +146,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         ranks_stated=stated is not None,
     )
     said = waiting_facts(of_table.pop("waiting"), np.unique(gpu["rank"]).tolist())
-    return with_waiting(dataclasses.replace(tables, meta=meta), said, calls)
+    return with_waiting(dataclasses.replace(tables, meta=meta, **of_memory), said, calls)
 
 
 def _decoded_columns(begun: Begun, progress: Callable[[int], None]) -> Arrays:
