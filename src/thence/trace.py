@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from thence.analysis.idle.answer import IdleTime
     from thence.analysis.memory import answer as memory_answer
     from thence.analysis.memory import kinds as memory_kinds
+    from thence.analysis.memory import tracks as memory_tracks
     from thence.analysis.memory.answer import Memory
     from thence.analysis.programs import answer as programs
     from thence.analysis.programs import compilation, warmup
@@ -104,7 +105,7 @@ else:
         "thence.analysis.flame": "answer:flame",
         "thence.analysis.grouping": "kernel_groups time_by_place",
         "thence.analysis.idle": "answer:idle_answer",
-        "thence.analysis.memory": "answer:memory_answer kinds:memory_kinds",
+        "thence.analysis.memory": "answer:memory_answer kinds:memory_kinds tracks:memory_tracks",
         "thence.analysis.programs": "answer:programs compilation warmup",
         "thence.analysis.ranks": "answer:ranks_answer summary:rank_summaries",
         "thence.analysis.report": "duration_spread first_screen:first_screens headline next_steps page:pages summary",
@@ -761,8 +762,9 @@ class Trace:
         return idle_answer.waited_in_collectives(times, self.alignment, self._instances)
 
     def _spans(self) -> pl.DataFrame:
-        """Tracks of spans for timelines: the causes of idle time, and the critical path."""
-        return pl.concat([idle_answer.idle_tracks(self.tables), *self._path_track()])
+        """Tracks of spans for timelines: the causes of idle time, the critical path, and the largest allocations."""
+        memory = [] if self.tables.memory.is_empty() else [memory_tracks.memory_tracks(self.tables)]
+        return pl.concat([idle_answer.idle_tracks(self.tables), *self._path_track(), *memory])
 
     def _path_track(self) -> list[pl.DataFrame]:
         """The critical path as one track, in a list.
