@@ -36,6 +36,7 @@ SAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "compile": (("nsight/jax_train.sqlite.gz",),),
     "streams": (("jax/streams_moved.xplane.pb", "--expect", "GEMM>=2"),),
     "idle": (("torch/checkpoints/with_stacks.json.gz",), (_FSDP,)),
+    "memory": (("torch/memory/conv_training.json.gz",), ("torch/memory/conv_training.json.gz", "--by", "kind")),
     "whatif": (("../../src/thence/data/torch_eager_stack_rank0.json.gz",),),
     "check": ((_FSDP,), (_XLA,)),
     "diff": (

@@ -33,7 +33,7 @@ _OPENED = "import sys, thence\nthence.open(sys.argv[1])\nprint(*sys.modules, fil
 QUESTIONS = {
     f"thence.analysis.{name}"
     for name in (
-        "collectives.answer", "cuda_graphs.lanes", "diff.answer", "flame.answer", "idle.answer",
+        "collectives.answer", "cuda_graphs.lanes", "diff.answer", "flame.answer", "idle.answer", "memory.answer",
         "programs.answer", "programs.compilation", "ranks.answer", "report.first_screen", "report.summary",
         "soundness.check", "steps.answer", "streams", "timelines.overview", "timelines.timeline",
         "whatif.answer", "whatif.critical_path",
@@ -67,6 +67,7 @@ def loaded(code: str, *arguments: str | Path) -> set[str]:
         (("collectives", FSDP[0]), {"collectives.answer", "ranks.answer", "soundness.check"}),
         (("diff", *FSDP[:2]), {"diff.answer", "soundness.check", "steps.answer"}),
         (("idle", _GRAPHS), {"idle.answer", "soundness.check"}),
+        (("memory", TORCH / "memory" / "conv_training.json.gz"), {"memory.answer", "soundness.check"}),
         (("programs", _XSPACE), {"programs.answer", "soundness.check"}),
         (("ranks", *FSDP[:2]), {"ranks.answer", "soundness.check"}),
         (("sql", _GRAPHS, "select 1"), {"soundness.check"}),

@@ -19,6 +19,7 @@ VERBS = (
     ("convert", "-o", "OUT/a.parquet/"), ("label", "-o", "OUT/labelled.json"), ("report", "--steps", "0:2"),
     ("report", "--only", "kernel"), ("report", "--by", "collective"), ("report", "--details"),
     ("report", "-o", "OUT/a.html"), ("idle",), ("idle", "--by", "step"), ("steps",), ("whatif",), ("roofline",),
+    ("memory",), ("memory", "--by", "source", "--at", "1ms"),
     ("whatif", "--free", "kernel:.", "--no-wait", "all"), ("diff", "GOOD"), ("diff", "--anyway", "INPUT"),
     ("diff", "--anyway", "INPUT", "-o", "OUT/a.pftrace"),
     ("sql", "INPUT", "select * from activities order by start limit 5"),
@@ -59,6 +60,7 @@ VALUES = {
     "--no-wait": ("all", "nccl"),
     "--on-time": ("rank:0", "rank:7"),
     "--fail-on": ("total>5%", "kernel:.>1us"),
+    "--at": ("peak", "oom", "1ms", "soon"),
     "--time-limit": ("5",),
     "--memory-limit": ("0.5",),
 }
