@@ -21,7 +21,7 @@ import polars as pl
 from thence.analysis.memory.growth import GROWTH, growth
 from thence.analysis.memory.kinds import placed_memory
 from thence.analysis.memory.moments import PEAK, live_at, moments, readings, zero
-from thence.analysis.memory.places import DEVICE, HOST_DEVICE, MemoryPlaces, with_device
+from thence.analysis.memory.places import DEVICE, HOST_DEVICE, PLACES, MemoryPlaces, with_device
 from thence.analysis.memory.recompute import RECOMPUTED, recomputed
 from thence.attribution.xla.hlo_places import module_places
 from thence.errors import MissingData, UsageError
@@ -56,6 +56,8 @@ DEVICES = {
 _SIZES = ("allocated", "reserved", "device_free", "largest_inactive")
 _IN_JSON = {"start": "at_ns", **{name: f"{name}_bytes" for name in _SIZES}}
 """Names of columns of failures in JSON, where the unit is in the key."""
+_IS_SHOWN = pl.any_horizontal(pl.col("start", *PLACES).is_not_null())
+"""Allocations with a row: those of the trace, and earlier ones of which the input states a place."""
 _HEADINGS = {"bytes": "live", "share": "of the peak", "count": "allocations", "kind": "kind"}
 
 
@@ -68,9 +70,9 @@ class Memory(Answer):
         heading: of the column of places.
         at: which moment: ``peak``, ``oom`` or a time.
         devices: one row for each allocator, in the columns of `DEVICES`: bytes that it had handed out at that moment,
-            its time, what of them was allocated before the trace, what was rounded up, what it held beside them
-            (inactive), and all that it held (reserved). device is null for memory of the host. Without allocators one
-            row for each XLA program, with its name and what it needs when it needs most.
+            its time, what of them was allocated before the trace at unknown places, what was rounded up, what it held
+            beside them (inactive), and all that it held (reserved). device is null for memory of the host. Without
+            allocators one row for each XLA program, with its name and what it needs when it needs most.
         rows: by, name (null: no place), rank, device, program, bytes, share (of the peak), count, kind (mixed:
             several; null: unknown), the most bytes first; without what was allocated before the trace.
         reasons: code, bytes and text of what has no place, and of what was allocated before the trace.
@@ -220,7 +222,7 @@ def memory(trace: Attributed, by: str | None, at: str = PEAK) -> Memory:
     placed = placed.with_columns(live=live)
     shown = by or next((kind for kind in ("module", "source", "op") if placed[kind].null_count() < len(live)), "rank")
     devices = _devices(chosen, placed, zero(trace))
-    at_moment = placed.filter("live", pl.col("start").is_not_null())
+    at_moment = placed.filter("live", _IS_SHOWN)
     rows = _rows(at_moment, shown, chosen)
     helps = recomputed(trace, placed, totals, chosen if at == PEAK else chosen.clear())
     return Memory(
@@ -308,7 +310,7 @@ def _heading(by: str) -> str:
 def _devices(chosen: pl.DataFrame, placed: pl.DataFrame, begins: int) -> pl.DataFrame:
     live = placed.filter("live")
     sums = live.group_by(DEVICE).agg(
-        seen=pl.col("bytes").filter(pl.col("start").is_not_null()).sum(),
+        seen=pl.col("bytes").filter(_IS_SHOWN).sum(),
         rounding=(pl.col("bytes") - pl.col("requested")).sum(),
         unknown=pl.col("requested").null_count(),
     )
