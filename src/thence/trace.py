@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from thence.analysis.idle import answer as idle_answer
     from thence.analysis.idle.answer import IdleTime
     from thence.analysis.memory import answer as memory_answer
+    from thence.analysis.memory import flame as memory_flames
     from thence.analysis.memory import kinds as memory_kinds
     from thence.analysis.memory import tracks as memory_tracks
     from thence.analysis.memory.answer import Memory
@@ -105,7 +106,7 @@ else:
         "thence.analysis.flame": "answer:flame",
         "thence.analysis.grouping": "kernel_groups time_by_place",
         "thence.analysis.idle": "answer:idle_answer",
-        "thence.analysis.memory": "answer:memory_answer kinds:memory_kinds tracks:memory_tracks",
+        "thence.analysis.memory": "answer:memory_answer flame:memory_flames kinds:memory_kinds tracks:memory_tracks",
         "thence.analysis.programs": "answer:programs compilation warmup",
         "thence.analysis.ranks": "answer:ranks_answer summary:rank_summaries",
         "thence.analysis.report": "duration_spread first_screen:first_screens headline next_steps page:pages summary",
@@ -377,12 +378,16 @@ class Trace:
             idle: which idle time has frames. ``steady``: all except that before and inside the first executions
                 of XLA programs. ``include``: all. ``exclude``: none.
             fold: whether equal layers of a model are one frame; by module, label or op_name.
-            weight: what the width of a frame is: ``time``, or ``headroom``, the time beyond what the device allows.
+            weight: what the width of a frame is: ``time``; ``headroom``, the time beyond what the device allows; or
+                ``memory``, the bytes live at the peak, without idle time, phases or folding.
 
         Raises:
             UsageError: ``by``, ``split``, ``idle`` or ``weight`` has another value, or ``by`` has no layers to fold.
-            MissingData: the trace holds no device activity; or, for headroom, the peaks of its devices are not known.
+            MissingData: the trace holds no device activity; or, for headroom, the peaks of its devices are not known;
+                or, for memory, it holds no events about memory.
         """
+        if weight == flame.Weight.MEMORY.value:
+            return self._answer(memory_flames.memory_flame(self.tables, by))
         usual = self.tree_kind if fold else time_by_place.default_kind(self.tables, FLAME_KINDS, "ops")
         parts, shown, width = _choice(flame.Split, split), _choice(flame.Idle, idle), _choice(flame.Weight, weight)
         # Cached, because the page of a report needs the same idle time.

@@ -6,6 +6,7 @@ import click
 
 from thence.cli.inputs import Inputs, trace_options
 from thence.cli.output import Result, result_options
+from thence.cli.verb import VerbCommand
 from thence.model.places import MEMORY_BY
 
 _EXAMPLES = """\b
@@ -27,7 +28,7 @@ which is that of torch.cuda.max_memory_allocated().
 """
 
 
-@click.command("memory", epilog=_EXAMPLES)
+@click.command("memory", cls=VerbCommand, epilog=_EXAMPLES)
 @trace_options("rank", "device", "own", "hlo")
 @click.option(
     "--by", type=click.Choice(MEMORY_BY), help="What a row is; default: module, or else source or op, as known."

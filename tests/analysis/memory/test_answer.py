@@ -6,6 +6,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from polars.testing import assert_frame_equal
 
 import thence
 from memory_traces import Memory
@@ -111,3 +112,28 @@ def test_traces_without_memory_say_how_to_record_it(conv: thence.Trace) -> None:
         conv.memory(by="kernel")
     with pytest.raises(UsageError, match="cannot read the time"):
         conv.memory(at="soon")
+
+
+def test_the_flame_graph_of_memory_has_the_bytes_of_the_peak(conv: thence.Trace) -> None:
+    for by in ("module", "source", "stack", "ops"):
+        flame = conv.flame(by=by, weight="memory")
+        assert (flame.total_ns, flame.sum_ns, flame.weight.unit) == (PEAK, PEAK, "bytes")
+        sums = {name: size for (name, *rest), size in flame.stacks() if not rest}
+        assert sums["[allocated before the trace]"] == BEFORE
+    stage = conv.flame(by="module", weight="memory").nodes.filter(pl.col("name") == "Sequential_1")
+    rows = conv.memory("module").rows.filter(pl.col("name").str.contains("/Sequential_1/"))
+    assert stage["total_ns"].to_list() == [rows["bytes"].sum()]
+
+
+def test_chrome_json_keeps_memory_and_perfetto_counts_it(conv: thence.Trace, tmp_path: Path) -> None:
+    conv.convert(tmp_path / "again.json")
+    again = thence.open(tmp_path / "again.json").tables
+    for name in ("memory", "memory_totals", "memory_failures"):
+        assert_frame_equal(getattr(again, name), getattr(conv.tables, name), categorical_as_str=True)
+    timeline = conv.timeline()
+    counted = timeline.counters.filter(pl.col("counter") == "allocated memory")
+    assert counted["value"].max() == PEAK
+    assert timeline.spans is not None
+    live = timeline.spans.filter(pl.col("track").str.starts_with("live memory"))
+    assert live.height == conv.tables.memory.height
+    assert "Model_0/Sequential_0/Conv2d_1 (67.11 MB)" in live["name"].to_list()
