@@ -48,8 +48,10 @@ if TYPE_CHECKING:
     from thence.analysis.memory import answer as memory_answer
     from thence.analysis.memory import flame as memory_flames
     from thence.analysis.memory import kinds as memory_kinds
+    from thence.analysis.memory import over_time as memory_times
     from thence.analysis.memory import tracks as memory_tracks
     from thence.analysis.memory.answer import Memory
+    from thence.analysis.memory.over_time import MemoryOverTime
     from thence.analysis.programs import answer as programs
     from thence.analysis.programs import compilation, warmup
     from thence.analysis.programs.answer import Programs
@@ -106,7 +108,8 @@ else:
         "thence.analysis.flame": "answer:flame",
         "thence.analysis.grouping": "kernel_groups time_by_place",
         "thence.analysis.idle": "answer:idle_answer",
-        "thence.analysis.memory": "answer:memory_answer flame:memory_flames kinds:memory_kinds tracks:memory_tracks",
+        "thence.analysis.memory": "answer:memory_answer flame:memory_flames kinds:memory_kinds over_time:memory_times "
+        "tracks:memory_tracks",
         "thence.analysis.programs": "answer:programs compilation warmup",
         "thence.analysis.ranks": "answer:ranks_answer summary:rank_summaries",
         "thence.analysis.report": "duration_spread first_screen:first_screens headline next_steps page:pages summary",
@@ -351,6 +354,18 @@ class Trace:
         """
         return self._answer(memory_answer.memory(self.tables, by, at))
 
+    def memory_over_time(self, by: str | None = None) -> MemoryOverTime:
+        """What the device with the highest peak held over time, by place: see `plot_memory`.
+
+        Args:
+            by: as `memory` takes it.
+
+        Raises:
+            UsageError: ``by`` has another value.
+            MissingData: the trace holds no events about memory.
+        """
+        return memory_times.memory_over_time(self.tables, by or self.memory().by)
+
     def step_kinds(self) -> StepKinds:
         """Time per step of an inference server, by batch size, layer and kernel.
 
@@ -512,6 +527,8 @@ class Trace:
             idle=shown.idle(),
             soundness=self._soundness,
             roofline=result_or_reason(lambda: shown.roofline(self.default_kind)),
+            memory=result_or_reason(self.memory),
+            memory_over_time=result_or_reason(self.memory_over_time),
             default_kind=self.default_kind,
         )
 
@@ -902,6 +919,10 @@ class Trace:
     def plot_roofline(self, by: By = "shape") -> Chart:
         """TFLOP/s against FLOP per byte of each row of ``roofline(by)``, and what the GPU allows."""
         return charts.roofline_chart(self.roofline(by))
+
+    def plot_memory(self, by: str | None = None) -> Chart:
+        """Memory over time by place, on the device with the highest peak."""
+        return charts.memory_chart(self.memory_over_time(by))
 
     def plot_flame(self, by: FlameBy | None = None) -> Chart:
         """The flame graph; ``thence flame`` writes a page with zoom, search and filters."""

@@ -135,5 +135,5 @@ def test_chrome_json_keeps_memory_and_perfetto_counts_it(conv: thence.Trace, tmp
     assert counted["value"].max() == PEAK
     assert timeline.spans is not None
     live = timeline.spans.filter(pl.col("track").str.starts_with("live memory"))
-    assert live.height == conv.tables.memory.height
+    assert live.height == conv.tables.memory["device"].count()
     assert "Model_0/Sequential_0/Conv2d_1 (67.11 MB)" in live["name"].to_list()

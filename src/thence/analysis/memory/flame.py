@@ -106,7 +106,7 @@ def _groups(table: pl.DataFrame, paths: list[tuple[str, ...]], before: int) -> G
     phases = [phase.value for phase in Phase]
     for path, name, phase, size in zip(paths, leaf, table["phase"].cast(pl.String), table["bytes"], strict=True):
         frames: list[Entry] = [(frame, "frame", None) for frame in path] or [(_NOWHERE, "unattributed", None)]
-        key = (*frames, (name, "compute", None))
+        key = (*frames, (name, "frame", None))
         values = sums.setdefault(key, np.zeros(2 + len(phases), np.int64))
         values[:2] += (size, 1)
         if phase in phases:

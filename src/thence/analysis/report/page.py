@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from thence.analysis.collectives.answer import Collectives
     from thence.analysis.flame.answer import Flame
     from thence.analysis.idle.answer import IdleTime
+    from thence.analysis.memory.answer import Memory
+    from thence.analysis.memory.over_time import MemoryOverTime
     from thence.analysis.programs.answer import Programs
     from thence.analysis.programs.compilation import Compilation
     from thence.analysis.report.headline import Headline
@@ -45,6 +47,8 @@ class Page:
         idle: why the devices were idle.
         soundness: whether the figures of this trace can be trusted.
         roofline: how well the GPU was used, by the default kind of place.
+        memory: what was live at the peak.
+        memory_over_time: the same over time.
         default_kind: the kind of place that is shown first.
     """
 
@@ -61,6 +65,8 @@ class Page:
     idle: IdleTime
     soundness: Soundness
     roofline: ResultOrReason[Roofline]
+    memory: ResultOrReason[Memory]
+    memory_over_time: ResultOrReason[MemoryOverTime]
     default_kind: str = "kernel"
 
     @property
