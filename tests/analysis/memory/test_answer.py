@@ -137,3 +137,31 @@ def test_chrome_json_keeps_memory_and_perfetto_counts_it(conv: thence.Trace, tmp
     live = timeline.spans.filter(pl.col("track").str.starts_with("live memory"))
     assert live.height == conv.tables.memory["device"].count()
     assert "Model_0/Sequential_0/Conv2d_1 (67.11 MB)" in live["name"].to_list()
+
+
+def test_of_several_devices_the_highest_peak_is_explained(tmp_path: Path) -> None:
+    paths = []
+    for rank, size in enumerate((1000, 4000)):
+        made = Memory(allocated=300)
+        call = made.now
+        made.change(0x10, 500)
+        made.range("python_function", "train.py(3): same", call)
+        call = made.now
+        made.change(0x20, size)
+        made.range("python_function", "train.py(9): different", call)
+        paths.append(tmp_path / f"rank{rank}.json")
+        made.opened(tmp_path, paths[-1].name)
+    answer = thence.open(*paths).memory("source")
+    assert answer.highest == {
+        "rank": 1, "device": 0, "than_rank": 0, "than_device": 0, "more_bytes": 3000,
+        "rows": [{"name": "train.py:9 different", "more_bytes": 3000}],
+    }  # fmt: skip
+    assert thence.open(paths[0]).memory().highest is None
+
+
+def test_memory_over_time_adds_up_to_what_was_allocated(conv: thence.Trace) -> None:
+    found = conv.memory_over_time("module")
+    sums = found.points.group_by("time").agg(pl.col("bytes").sum())["bytes"]
+    assert (sums.max(), sums.min()) == (PEAK, BEFORE)
+    assert found.points["bytes"].min() == 0
+    assert found.names[0] == found.before

@@ -56,6 +56,8 @@ DEVICES = {
 _SIZES = ("allocated", "reserved", "device_free", "largest_inactive")
 _IN_JSON = {"start": "at_ns", **{name: f"{name}_bytes" for name in _SIZES}}
 """Names of columns of failures in JSON, where the unit is in the key."""
+_MOST_TOLD = 3
+"""Places of the device with the highest peak that a sentence names."""
 _IS_SHOWN = pl.any_horizontal(pl.col("start", *PLACES).is_not_null())
 """Allocations with a row: those of the trace, and earlier ones of which the input states a place."""
 _HEADINGS = {"bytes": "live", "share": "of the peak", "count": "allocations", "kind": "kind"}
@@ -133,6 +135,7 @@ class Memory(Answer):
                 "bytes_per_step": "a step",
                 "steps": "steps",
             }
+            names |= several_devices
             found.append(TableView(self.growth, names, "memory that every step leaves behind:", rows_shown=5))
         if self.recomputed.height:
             names = {
@@ -141,6 +144,7 @@ class Memory(Answer):
                 "activation_bytes": "activations",
                 "forward_ns": "costs",
             }
+            names |= several_devices
             title = "what recomputing a module in the backward pass would save of the peak, and its time a step:"
             found.append(TableView(self.recomputed, names, title, rows_shown=5))
         return tuple(found)
@@ -163,7 +167,50 @@ class Memory(Answer):
 
     def remarks(self) -> tuple[str, ...]:
         """See `Answer`."""
-        return tuple(f"{format_bytes(size)}: {said}" for _, size, said in self.reasons.iter_rows())
+        reasons = (f"{format_bytes(size)}: {said}" for _, size, said in self.reasons.iter_rows())
+        return (*self._highest(), *reasons)
+
+    def _highest(self) -> Iterator[str]:
+        """Which device has the highest peak, and where it holds more than the one with the lowest."""
+        found = self.highest
+        if found is None or not found["more_bytes"]:
+            return
+        most, least = (f"rank {found[f'{than}rank']} GPU {found[f'{than}device']}" for than in ("", "than_"))
+        places = [
+            f"{format_bytes(row['more_bytes'])} more at {row['name'] or 'no known place'}"
+            for row in found["rows"][:_MOST_TOLD]
+        ]
+        more = format_bytes(found["more_bytes"])
+        yield f"{most} has the highest peak, {more} more than {least}" + (f": {', '.join(places)}" if places else "")
+
+    @property
+    def highest(self) -> dict[str, Any] | None:
+        """The device with the highest peak, compared with the one with the lowest; None unless there are several.
+
+        Keys: rank, device, than_rank, than_device, more_bytes, and rows: the places that hold more there, as name and
+        more_bytes, the most first.
+        """
+        devices = self.devices.filter(pl.col("device").is_not_null(), pl.col("program").is_null())
+        if devices.height < 2:
+            return None
+        ordered = devices.sort("peak_bytes", "rank", "device", descending=[True, False, False])
+        most, least = ordered.row(0, named=True), ordered.row(-1, named=True)
+        sides = [
+            self.rows.filter(pl.col("rank") == side["rank"], pl.col("device") == side["device"]).select("name", "bytes")
+            for side in (most, least)
+        ]
+        both = sides[0].join(sides[1], on="name", how="left", nulls_equal=True, suffix="_least")
+        rows = both.select("name", more_bytes=pl.col("bytes") - pl.col("bytes_least").fill_null(0))
+        return {
+            "rank": most["rank"],
+            "device": most["device"],
+            "than_rank": least["rank"],
+            "than_device": least["device"],
+            "more_bytes": most["peak_bytes"] - least["peak_bytes"],
+            "rows": rows.filter(pl.col("more_bytes") > 0)
+            .sort("more_bytes", "name", descending=[True, False], nulls_last=True)
+            .to_dicts(),
+        }
 
     def to_json(self) -> dict[str, Any]:
         """See `Answer`."""
@@ -176,6 +223,7 @@ class Memory(Answer):
             "failures": self.failures.rename(_IN_JSON),
             "growth": self.growth,
             "recompute": self.recomputed,
+            "highest": self.highest,
         }  # fmt: skip
 
     def to_frame(self) -> pl.DataFrame:
