@@ -3,8 +3,11 @@
 A checkpoint around a module returns the module's activations after its forward pass, and makes them again when its
 backward pass begins. So each of its activations is taken out of the memory over time from the end of the module's
 forward pass to the first allocation of its backward pass; the last one, the module's result, stays, because what
-follows uses it. What is saved is the peak before less the peak after: less than the activations if the peak moves to
-another time. The time is the GPU time of the module's forward pass in the same trace.
+follows uses it. In the backward pass, what a checkpoint made again is returned when the backward function that needs it
+returns; without a checkpoint the autograd engine keeps it until it has reduced the function's results to their shapes.
+
+What is saved is the peak before less the peak after: less than the activations if the peak moves to another time. The
+time is the GPU time of the module's forward pass in the same trace.
 """
 
 from __future__ import annotations
@@ -16,12 +19,15 @@ import polars as pl
 
 from thence.analysis.grouping.kernel_groups import communicates
 from thence.analysis.memory.places import DEVICE, next_start
+from thence.model.intervals import NO_ROW, last_begun
 from thence.model.phases import Phase
 
 if TYPE_CHECKING:
     from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
 
+_ENGINE = "autograd::engine::evaluate_function: "
+"""Begins the names of the engine's ranges, each of which has the range of its backward function inside."""
 MOST_MODULES = 40
 """Modules that are tried: those with most bytes at the peak."""
 RECOMPUTED = {
@@ -50,9 +56,10 @@ def recomputed(trace: Attributed, placed: pl.DataFrame, totals: pl.DataFrame, pe
         first, allocated = int(history["row"][0]), history["allocated"].to_numpy()
         peak = int(allocated[row - first])
         activations = of_device.filter(pl.col("kind") == "activation", pl.col("module").is_not_null())
+        activations = activations.with_columns(returned=_returned(trace, activations, history))
         for module in _candidates(activations.filter("live")):
             inside = (pl.col("module") == module) | pl.col("module").str.starts_with(f"{module}/")
-            taken = _taken(
+            taken, forwards = _taken(
                 activations.filter(inside), of_device.filter(inside, pl.col("phase") == Phase.BACKWARD.value)
             )
             opened, closed, size = (
@@ -62,9 +69,8 @@ def recomputed(trace: Attributed, placed: pl.DataFrame, totals: pl.DataFrame, pe
             np.subtract.at(change, opened, size)
             np.add.at(change, closed, size)
             saved = peak - int((allocated + np.cumsum(change)[:-1]).max())
-            passes = taken["opened"].n_unique()
             bytes_live = int(activations.filter(inside, "live")["bytes"].sum())
-            found.append((rank, device, module, saved, bytes_live, _mean(times.get((rank, device, module)), passes)))
+            found.append((rank, device, module, saved, bytes_live, _mean(times.get((rank, device, module)), forwards)))
     frame = pl.DataFrame(found, schema=RECOMPUTED, orient="row")
     return frame.filter(pl.col("saved_bytes") > 0).sort(
         "saved_bytes", "rank", "device", "module", descending=[True, False, False, False]
@@ -83,11 +89,11 @@ def _candidates(live: pl.DataFrame) -> list[str]:
     return sorted(sums, key=lambda path: (-sums[path], path))[:MOST_MODULES]
 
 
-def _taken(activations: pl.DataFrame, backward: pl.DataFrame) -> pl.DataFrame:
-    """The parts of activations' lives that recomputation takes out: from row, to row, bytes.
+def _taken(activations: pl.DataFrame, backward: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    """The parts of activations' lives that recomputation takes out (from row, to row, bytes), and the forward passes.
 
     Args:
-        activations: those of one module and device.
+        activations: those of one module and device, with ``returned`` as `_returned` has it.
         backward: what the backward pass of the module allocated.
     """
     begins = np.sort(backward["opened"].drop_nulls().cast(pl.Int64).to_numpy())
@@ -103,7 +109,39 @@ def _taken(activations: pl.DataFrame, backward: pl.DataFrame) -> pl.DataFrame:
     kept = np.ones(len(opened), np.bool_)
     kept[results] = False
     kept &= again > ends
-    return pl.DataFrame({"opened": ends[kept], "closed": again[kept], "bytes": activations["bytes"].to_numpy()[kept]})
+    size, returned = activations["bytes"].to_numpy(), activations["returned"].to_numpy()
+    earlier = kept & (returned >= again) & (returned < closed)
+    parts = pl.DataFrame(
+        {
+            "opened": np.concatenate([ends[kept], returned[earlier]]),
+            "closed": np.concatenate([again[kept], closed[earlier]]),
+            "bytes": np.concatenate([size[kept], size[earlier]]),
+        }
+    )
+    return parts, len(results)
+
+
+def _returned(trace: Attributed, activations: pl.DataFrame, history: pl.DataFrame) -> pl.Series:
+    """The first change after the backward function that uses each activation last; its end if that is not known."""
+    closed = activations["closed"].cast(pl.Int64).to_numpy()
+    end = activations["end"].to_numpy()
+    rank = -1 if activations.is_empty() else int(activations["rank"][0])
+    host = trace.host.with_row_index("row").filter(pl.col("rank") == rank, pl.col("category") == "op")
+    engine = host.filter(pl.col("name").cast(pl.String).str.starts_with(_ENGINE)).sort("start", maintain_order=True)
+    inner = host.join(engine.select(parent=pl.col("row").cast(pl.Int32)), on="parent").sort("start")
+    inner = inner.unique("parent", keep="first", maintain_order=True)
+    until = engine.select(row=pl.col("row").cast(pl.Int32), begin="start", until=pl.col("start") + pl.col("duration"))
+    both = until.join(
+        inner.select(row="parent", function_end=pl.col("start") + pl.col("duration")), on="row", maintain_order="left"
+    )
+    if both.is_empty():
+        return pl.Series(closed)
+    last = last_begun(both["begin"].to_numpy(), end)
+    inside = (last != NO_ROW) & (end <= both["until"].to_numpy()[last])
+    changes = int(history["row"][0]) + np.searchsorted(
+        history["start"].to_numpy(), both["function_end"].fill_null(_NEVER).to_numpy()[last], side="right"
+    )
+    return pl.Series(np.where(inside, np.minimum(changes, closed), closed))
 
 
 def _until(opened: Int64, order: Int64, last: Int64) -> Int64:
