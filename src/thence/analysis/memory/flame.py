@@ -19,14 +19,15 @@ from thence.model.graph_labels import FRAME_SEPARATOR
 from thence.model.intervals import NO_ROW
 from thence.model.own_code import OwnCode
 from thence.model.phases import Phase
+from thence.model.places import FLAME_KINDS, FLAMES
 
 if TYPE_CHECKING:
     from thence.analysis.flame.prefix_tree import Entry
     from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
 
-FRAMES = ("module", "label", "source", "stack", "ops")
-"""Kinds of frames, the most informative first."""
+FRAMES = tuple(kind for kind in FLAMES if kind != "op_name")
+"""Kinds of frames."""
 _BEFORE = "[allocated before the trace]"
 _NOWHERE = "[no place known]"
 _NOTE = (
@@ -40,7 +41,7 @@ def memory_flame(trace: Attributed, by: str | None) -> Flame:
 
     Args:
         trace: attributed.
-        by: one of `FRAMES`; None: the first that any allocation has.
+        by: one of `FRAMES`; None: the first of `thence.model.places.FLAME_KINDS` that any allocation has.
 
     Raises:
         UsageError: ``by`` has another value.
@@ -59,7 +60,7 @@ def memory_flame(trace: Attributed, by: str | None) -> Flame:
     live = live_at(placed, row.fill_null(-1).to_numpy()) & row.is_not_null().to_numpy()
     shown = pl.any_horizontal(pl.col("start", "module", "source", "label", "op").is_not_null())
     table = placed.filter(pl.Series(live) & placed.select(shown).to_series())
-    kind = by or next((name for name in FRAMES if any(_paths(trace, table, name))), FRAMES[0])
+    kind = by or next((name for name in FLAME_KINDS if name in FRAMES and any(_paths(trace, table, name))), "ops")
     groups = _groups(table, _paths(trace, table, kind), int(answer.devices["before_bytes"].sum()))
     return Flame(
         meta=trace.meta,
@@ -106,7 +107,7 @@ def _groups(table: pl.DataFrame, paths: list[tuple[str, ...]], before: int) -> G
     phases = [phase.value for phase in Phase]
     for path, name, phase, size in zip(paths, leaf, table["phase"].cast(pl.String), table["bytes"], strict=True):
         frames: list[Entry] = [(frame, "frame", None) for frame in path] or [(_NOWHERE, "unattributed", None)]
-        key = (*frames, (name, "frame", None))
+        key = tuple(frames) if path[-1:] == (name,) else (*frames, (name, "frame", None))
         values = sums.setdefault(key, np.zeros(2 + len(phases), np.int64))
         values[:2] += (size, 1)
         if phase in phases:
