@@ -11,9 +11,9 @@ from thence.model.places import MEMORY_BY
 
 _EXAMPLES = """\b
 Examples:
-  thence memory trace.json.gz
-  thence memory trace.json.gz --by source
-  thence memory trace.json.gz --by kind --at 1.2s --format json
+  thence memory memory.json.gz
+  thence memory memory.json.gz --by source
+  thence memory memory.json.gz --by kind --at 1.2s --format json
 
 torch.profiler records the memory of PyTorch's allocator with profile_memory=True, and modules and lines
 with with_stack=True. The bytes of the rows and what was allocated before the trace add up to the peak,
