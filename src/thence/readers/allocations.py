@@ -56,7 +56,8 @@ def allocations(events: Mapping[str, Any], allocator: str) -> tuple[pl.DataFrame
             "allocator": names.new_from_index(0, len(row)),
         }
     )
-    reserved = _known(rows["reserved"], rows["reserved"] >= 0)
+    # Less than what is handed out is no size of what is held.
+    reserved = _known(rows["reserved"], rows["reserved"] >= np.maximum(rows["allocated"], 0))
     totals = MEMORY_TOTALS.frame(
         {
             "rank": rows["rank"],

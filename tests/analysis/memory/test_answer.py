@@ -139,6 +139,16 @@ def test_chrome_json_keeps_memory_and_perfetto_counts_it(conv: thence.Trace, tmp
     assert "Model_0/Sequential_0/Conv2d_1 (67.11 MB)" in live["name"].to_list()
 
 
+def test_a_trace_that_lost_returns_of_memory_is_refused(tmp_path: Path) -> None:
+    made = Memory()
+    made.change(0x10, 1000)
+    made.allocated -= 1000  # returned, and the event was lost
+    made.change(0x20, 400)
+    made.change(0x30, 800)
+    with pytest.raises(MissingData, match="events about memory are missing: more is live"):
+        made.opened(tmp_path).memory()
+
+
 def test_of_several_devices_the_highest_peak_is_explained(tmp_path: Path) -> None:
     paths = []
     for rank, size in enumerate((1000, 4000)):

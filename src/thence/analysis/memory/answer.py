@@ -43,6 +43,7 @@ _NO_EVENTS = (
     "holds no events about memory: torch.profiler records them with profile_memory=True, and torch.cuda.memory."
     "_dump_snapshot() writes a memory snapshot, which thence reads"
 )
+_LOST = "events about memory are missing: more is live by them than the allocator states that it handed out"
 _REASONS = {
     "before_trace": "allocated before the trace began: record from before the model is made to see where",
     "kind_unknown": "what it is for cannot be proved",
@@ -270,6 +271,8 @@ def memory(trace: Attributed, by: str | None, at: str = PEAK) -> Memory:
     placed = placed.with_columns(live=live)
     shown = by or next((kind for kind in ("module", "source", "op") if placed[kind].null_count() < len(live)), "rank")
     devices = _devices(chosen, placed, zero(trace))
+    if not (devices["before_bytes"] >= 0).all():
+        raise MissingData(f"{trace.meta.named}: {_LOST}; record fewer steps, so that no event is lost")
     at_moment = placed.filter("live", _IS_SHOWN)
     rows = _rows(at_moment, shown, chosen)
     helps = recomputed(trace, placed, totals, chosen if at == PEAK else chosen.clear())

@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 
 _ALLOC, _FREE, _SHARE = range(3)
 """Kinds of events of the heap simulator."""
+_MAX_BYTES = 1 << 44
+"""More than any device has; with a larger size, nothing of the plan is believed."""
 _HOST_SPACE = 5
 """Color of allocations in the host's memory."""
 _Row = tuple[int, str | None, int, int | None, str | None]
 
 
 def buffers_of(assignment: BufferAssignmentProto) -> pl.DataFrame:
-    """The buffers of a program on its device, in the columns of `BUFFERS`."""
+    """The buffers of a program on its device, in the columns of `BUFFERS`; none if a size is impossible."""
     logical = {buffer.id: buffer for buffer in assignment.logical_buffers}
     size = {number: buffer.size for number, buffer in logical.items()}
     place = {held.logical_buffer_id: a.index for a in assignment.buffer_allocations for held in a.assigned}
@@ -41,6 +43,9 @@ def buffers_of(assignment: BufferAssignmentProto) -> pl.DataFrame:
         for number in live_at_peak(trace, size):
             live.setdefault(place.get(number, -1), []).append(logical[number])
     rows: list[_Row] = []
+    sizes = (*size.values(), *(allocation.size for allocation in assignment.buffer_allocations))
+    if any(not 0 <= each <= _MAX_BYTES for each in sizes):
+        return pl.DataFrame(schema=BUFFERS)
     for allocation in assignment.buffer_allocations:
         if allocation.color != _HOST_SPACE:
             rows += _buffers(allocation, logical, live.get(allocation.index, []))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _CHANGE, _FAILURE = range(len(MEMORY_EVENTS))
 _OF_HOST = 0
 """PyTorch's number of the device type CPU."""
-_MAX_BYTES, _MAX_DEVICE = 1 << 56, 1 << 15
+_MAX_BYTES, _MAX_DEVICE = 1 << 44, 1 << 15
 """More than any machine has."""
 _ALLOCATOR = "torch"
 
