@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.memory.answer import memory
 from thence.model.answer import result_or_reason
 from thence.units import format_bytes
 
@@ -27,6 +26,10 @@ _LEAST_SHARE = 0.01
 def memory_of(trace: Attributed) -> pl.DataFrame:
     """What was live at the highest peak of a run, in the columns of `MEMORY`; empty if nothing of it is known."""
     whole = trace.around
+    if whole.memory_totals.is_empty() and all(module.buffers.is_empty() for module in whole.hlo):
+        return pl.DataFrame(schema=MEMORY)
+    from thence.analysis.memory.answer import memory  # few runs hold memory
+
     first = result_or_reason(lambda: memory(whole, KINDS[0])).result
     if first is None:
         return pl.DataFrame(schema=MEMORY)

@@ -321,7 +321,8 @@ def program_buffers(trace: Attributed) -> pl.DataFrame:
         if module.buffers.is_empty():
             continue
         named = module.instructions.select(instruction="id", hlo="name").unique("instruction", keep="first")
-        found = module.buffers.join(named, on="instruction", how="left", maintain_order="left").join(
+        found = module.buffers.join(named, on="instruction", how="left", maintain_order="left")
+        found = found.with_columns(hlo=pl.coalesce("hlo", "name")).join(
             module_places(module, own), on="hlo", how="left", maintain_order="left"
         )
         nowhere = {name: pl.lit(None, pl.String) for name in ("module", "step")}
