@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
+from helpers import TORCH
 from readers.memory_snapshot.data import busy, fragmented, stack
 from support.torch_allocator import MIB, Allocator, snapshot
 from thence.errors import DamagedInput, UnknownFormat
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from thence.model.tables import Tables
+
+SNAPSHOTS = TORCH / "memory_snapshots"
 
 
 def read(folder: Path, value: Any, name: str = "snapshot.pickle", protocol: int = 4) -> Tables:
@@ -100,6 +103,98 @@ def test_metadata_of_a_dict_is_a_label(tmp_path: Path) -> None:
     allocator.malloc(512, user_metadata={"step": 3, "part": "loss"})
     row = read(tmp_path, snapshot(allocator)).memory.row(0, named=True)
     assert (row["label"], row["source"], row["position"]) == ('{"step": 3, "part": "loss"}', None, None)
+
+
+REAL = {
+    "checkpoints": (281_305_600, 152_773_120, 320_864_256, 320_864_256),
+    "captured": (408_817_664, 218_793_472, 494_927_872, 494_927_872),
+    "oom": (375_647_744, 152_069_120, 421_527_552, 218_103_808),
+}
+"""Of real programs, what memory_stats said: allocated at the peak and at the end, reserved at the peak and at the end."""
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_snapshots_are_exact(name: str) -> None:
+    tables = registry.read([str(SNAPSHOTS / f"{name}.pickle.gz")])
+    allocated, reserved = tables.memory_totals["allocated"], tables.memory_totals["reserved"]
+    assert (allocated.max(), allocated[-1], reserved.max(), reserved[-1]) == REAL[name]
+
+
+def test_a_real_failure() -> None:
+    """The message of the exception: 1.15 GiB asked, 145.02 MiB allocated, 62.98 MiB reserved but unallocated."""
+    (row,) = registry.read([str(SNAPSHOTS / "oom.pickle.gz")]).memory_failures.rows(named=True)
+    assert (row["bytes"], row["source"]) == (1_234_568_192, "/home/user/gpu_memory.py:312 ask")
+    assert (row["allocated"] / MIB, row["reserved"] / MIB) == (pytest.approx(145.02, abs=0.01), 145.02 + 62.98)
+    assert row["device_free"] / (1 << 30) == pytest.approx(78.21, abs=0.01)
+
+
+def test_real_stacks_have_phases_and_a_graph_has_its_pool() -> None:
+    checkpoints, captured = (
+        registry.read([str(SNAPSHOTS / f"{name}.pickle.gz")]).memory for name in ("checkpoints", "captured")
+    )
+    assert set(checkpoints["phase"].cast(pl.String).drop_nulls()) == {"forward", "backward", "recompute"}
+    assert captured.filter(pl.col("pool") == "(1, 0)")["bytes"].sum() > 100 * MIB
+
+
+def test_stacks_of_c_say_operator_and_phase(tmp_path: Path) -> None:
+    """What torch.nn calls is forward if anything runs in the autograd engine; what a checkpoint runs there is not."""
+    engine = {"filename": "engine.cpp", "line": 0, "name": "torch::autograd::Engine::evaluate_function(int)"}
+    call = {
+        "filename": "/venv/lib/python3.12/site-packages/torch/nn/modules/module.py",
+        "line": 9,
+        "name": "_call_impl",
+    }
+    again = {
+        "filename": "/venv/lib/python3.12/site-packages/torch/utils/checkpoint.py",
+        "line": 9,
+        "name": "unpack_hook",
+    }
+    step = {"filename": "/venv/lib/python3.12/site-packages/torch/optim/optimizer.py", "line": 9, "name": "wrapper"}
+    empty, mm, linear = (
+        {"filename": "??", "line": 0, "name": f"at::_ops::{op}::call(c10::ArrayRef<long>)"}
+        for op in ("empty_memory_format", "mm", "linear")
+    )
+    allocator = Allocator()
+    for frames in ([empty, mm, linear, *stack(5), call], [empty, mm, engine], [empty, call, again, engine], [step]):
+        allocator.malloc(512, frames)
+    rows = read(tmp_path, snapshot(allocator)).memory.select("op", "phase", "source").rows()
+    assert rows == [
+        ("aten::mm", "forward", "/home/user/model.py:5 forward"),
+        ("aten::mm", "backward", None),
+        (None, "recompute", f"{call['filename']}:9 _call_impl"),
+        (None, "optimizer", f"{step['filename']}:9 wrapper"),
+    ]
+
+
+def test_annotations_that_are_open_are_labels(tmp_path: Path) -> None:
+    allocator = Allocator()
+
+    def annotate(stage: str, name: str, device: int = 0) -> None:
+        allocator.time_us += 1
+        entry = {"stage": stage, "name": name, "device": device, "time_us": allocator.time_us}
+        allocator.annotations.append(entry)
+
+    allocator.malloc(512)
+    annotate("START", "step 1")
+    annotate("START", "loss")
+    annotate("START", "of another device", 1)
+    allocator.malloc(512)
+    annotate("END", "loss")
+    allocator.malloc(512, user_metadata="noted")
+    allocator.malloc(512)
+    annotate("END", "step 1")
+    allocator.malloc(512)
+    labels = read(tmp_path, snapshot(allocator)).memory["label"].to_list()
+    assert labels == [None, "step 1/loss", "noted", "step 1", None]
+
+
+def test_the_pool_of_an_event_without_one_is_that_of_its_segment(tmp_path: Path) -> None:
+    allocator = Allocator()
+    allocator.malloc(512, pool=(1, 0))
+    allocator.malloc(512)
+    for entry in allocator.trace:
+        del entry["pool_id"]
+    assert read(tmp_path, snapshot(allocator)).memory["pool"].to_list() == ["(1, 0)", None]
 
 
 def test_a_failure_says_what_was_free(tmp_path: Path) -> None:

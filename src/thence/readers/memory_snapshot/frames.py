@@ -7,6 +7,8 @@ and everything else is done once for each distinct stack.
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +17,12 @@ import polars as pl
 
 from thence.model.graph_labels import FRAME_SEPARATOR
 from thence.model.own_code import OwnCode, packages_shown
-from thence.model.phases import POSITIONS, Position
+from thence.model.phases import POSITIONS, Phase, Position
 from thence.readers.memory_snapshot.tape import DICT, NOTHING, Tape
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     Cells = NDArray[np.uint32]
@@ -32,12 +36,18 @@ _LONGEST = 1000
 """Characters of a file or function."""
 _MOST_TEXT = 64_000_000
 """Characters of all distinct stacks; the stacks of a snapshot with more are left out, and their lines kept."""
+_MOST_ANNOTATIONS = 1_000_000
+_DEEPEST = 20
+"""Annotations that are open at once; those in them are left out."""
+_OPERATOR = re.compile(r"at::_ops::(\w{1,200})::")
+_ALLOCATE = ("empty", "resize_")
+"""Operators that allocate for the operator that calls them."""
 _PYTHON = (".py", ">")
 """Ends of the files of Python frames."""
 
 
 def places_of(tape: Tape, dicts: Cells) -> dict[str, pl.Series]:
-    """The place columns of the tables of memory for events or blocks: source, position, stack and label.
+    """Places of events or blocks, but for labels: the columns source, position, stack, op and phase.
 
     Args:
         tape: the snapshot.
@@ -46,27 +56,154 @@ def places_of(tape: Tape, dicts: Cells) -> dict[str, pl.Series]:
     stacks, number = _distinct_stacks(tape, tape.field(dicts, "frames"))
     frames, counts = tape.all_elements(stacks)
     known, of_frame = np.unique(frames, return_inverse=True)
-    texts, own, python = _frame_texts(tape, known)
-    first = np.cumsum(counts) - counts
-    stack = np.repeat(np.arange(len(stacks)), counts)
-    depth = np.arange(len(frames)) - np.repeat(first, counts)
-    chosen = np.full(len(stacks), -1)
-    # The innermost frame of the user's own code, else of Python, else any: the last one that is written stays.
-    for kind in (np.ones(len(known), np.bool_), python, own):
-        at = np.flatnonzero(kind[of_frame])[::-1]
-        chosen[stack[at]] = of_frame[at]
-    source = pl.Series([*texts, None], dtype=pl.String).gather(np.where(chosen < 0, len(texts), chosen))
-    kept = np.flatnonzero(python[of_frame] & (depth < _MOST_FRAMES))
-    whole = _joined(texts, of_frame[kept], stack[kept], len(stacks))
-    position = pl.Series([Position.LINE.value], dtype=pl.Enum(POSITIONS)).new_from_index(0, len(stacks))
-    nowhere = pl.Series([None], dtype=pl.Enum(POSITIONS))
+    kinds = _FrameKinds.of(tape, known)
+    flat = _Stacks(of_frame, np.repeat(np.arange(len(stacks)), counts), len(stacks))
+    # The innermost frame of the user's own code, else of Python. Frames of C++ say nothing of the program's lines.
+    source = flat.innermost(kinds.own)
+    source = np.where(source < 0, flat.innermost(kinds.python), source)
+    operators = list(dict.fromkeys(op for op in kinds.op if op is not None))
+    numbers = {op: i for i, op in enumerate(operators)}
+    op_of_frame = np.array([*(-1 if op is None else numbers[op] for op in kinds.op), -1], np.int64)
+    innermost_op = flat.innermost(op_of_frame >= 0)  # -1: the last one
+    position = pl.Series([Position.LINE.value, None], dtype=pl.Enum(POSITIONS))
     columns = {
-        "source": source.cast(pl.Categorical()),
-        "position": position.zip_with(source.is_not_null(), nowhere),
-        "stack": whole.cast(pl.Categorical()),
+        "source": _texts_at(kinds.texts, source),
+        "position": position.gather((source < 0).astype(np.int64)),
+        "stack": _joined(kinds, flat),
+        "op": _texts_at(operators, op_of_frame[innermost_op]),
+        "phase": _phases(kinds, flat),
     }
-    gathered = {name: column.gather(number) for name, column in columns.items()}
-    return gathered | {"label": _labels(tape, tape.field(dicts, "user_metadata"))}
+    return {name: column.gather(number) for name, column in columns.items()}
+
+
+def labels_of(
+    tape: Tape, dicts: Cells, times_us: Int64, device: int, annotations: Cells, in_history: NDArray[np.bool_]
+) -> pl.Series:
+    """What the program noted: ``torch.cuda.memory._set_memory_metadata``, else the annotations that were open.
+
+    ``record_function`` annotates a history if it was begun with ``global_record_annotations``. The annotations do not
+    say of which thread they are, so those of all threads count.
+
+    Args:
+        tape: the snapshot.
+        dicts: the dict of each event.
+        times_us: time of each event.
+        device: whose events they are.
+        annotations: dicts of the annotations.
+        in_history: which events have a time.
+    """
+    noted, number = _noted(tape, tape.field(dicts, "user_metadata"))
+    times, paths = _open_annotations(tape, annotations, device)
+    at = np.searchsorted(times, times_us, "right")
+    by_time = pl.Series([None, *paths], dtype=pl.String).cast(pl.Categorical()).gather(np.where(in_history, at, 0))
+    of_dict = noted.gather(number)
+    return of_dict.zip_with(of_dict.is_not_null(), by_time)
+
+
+@dataclass(frozen=True)
+class _Stacks:
+    """Distinct stacks, innermost frame first.
+
+    Attributes:
+        frame: of each entry: number of the distinct frame.
+        stack: of each entry: number of the stack.
+        count: of stacks.
+    """
+
+    frame: Int64
+    stack: Int64
+    count: int
+
+    def innermost(self, kind: NDArray[np.bool_]) -> Int64:
+        """The innermost frame of a kind in each stack; -1 for none."""
+        found = np.full(self.count, -1)
+        at = np.flatnonzero(kind[self.frame])[::-1]  # of several, the last one that is written stays
+        found[self.stack[at]] = self.frame[at]
+        return found
+
+    def having(self, kind: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Which stacks have a frame of a kind."""
+        found = np.zeros(self.count, np.bool_)
+        found[self.stack[kind[self.frame]]] = True
+        return found
+
+
+@dataclass(frozen=True)
+class _FrameKinds:
+    """What is known of distinct frames.
+
+    Attributes:
+        texts: ``file.py:12 function``.
+        own, python: of the user's own code; of Python.
+        op: operator that the frame is a call of, for those that do not only allocate; None for others.
+        engine, recompute, optimizer, module: frames of the autograd engine, of a checkpoint that is run again, of an
+            optimizer's step, and of the call of a module.
+    """
+
+    texts: list[str]
+    own: NDArray[np.bool_]
+    python: NDArray[np.bool_]
+    op: list[str | None]
+    engine: NDArray[np.bool_]
+    recompute: NDArray[np.bool_]
+    optimizer: NDArray[np.bool_]
+    module: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, tape: Tape, frames: Cells) -> _FrameKinds:
+        """The kinds of frames, each of which is looked at once."""
+        texts = _Texts(tape.texts)
+        lines = tape.integers(tape.field(frames, "line"))[0]
+        files, file = np.unique(tape.text_numbers(tape.field(frames, "filename")), return_inverse=True)
+        names, name = np.unique(tape.text_numbers(tape.field(frames, "name")), return_inverse=True)
+        paths, functions = [texts[i] for i in files.tolist()], [texts[i] for i in names.tolist()]
+        own_code = OwnCode.of(installed=packages_shown(paths))
+        is_python = _are(paths, lambda path: path.endswith(_PYTHON))
+        ops = [_operator(function) for function in functions]
+        named = zip(file.tolist(), lines.tolist(), name.tolist(), strict=True)
+        of_checkpoint = _are(paths, lambda path: path.endswith("torch/utils/checkpoint.py"))
+        of_module = _are(paths, lambda path: path.endswith("torch/nn/modules/module.py"))
+        return cls(
+            [f"{paths[i]}:{line} {functions[j]}" for i, line, j in named],
+            (_are(paths, own_code) & is_python)[file],
+            is_python[file],
+            [ops[i] for i in name.tolist()],
+            _are(functions, lambda function: function.startswith("torch::autograd::Engine::evaluate_function"))[name],
+            of_checkpoint[file] & _are(functions, lambda function: function in ("recompute_fn", "unpack_hook"))[name],
+            _are(paths, lambda path: path.endswith("torch/optim/optimizer.py"))[file],
+            of_module[file] & _are(functions, lambda function: function == "_call_impl")[name],
+        )
+
+
+def _are(texts: list[str], rule: Callable[[str], bool]) -> NDArray[np.bool_]:
+    return np.array([rule(text) for text in texts], np.bool_)
+
+
+def _operator(function: str) -> str | None:
+    """The operator that a function of C++ is the call of; overloads are part of its name, as in C++."""
+    match = _OPERATOR.match(function)
+    return None if match is None or match[1].startswith(_ALLOCATE) else f"aten::{match[1]}"
+
+
+def _phases(kinds: _FrameKinds, stacks: _Stacks) -> pl.Series:
+    """The phase that each stack shows; forward only in a program that differentiates."""
+    engine = stacks.having(kinds.engine)
+    phases = [
+        (Phase.FORWARD, stacks.having(kinds.module) & engine.any()),
+        (Phase.OPTIMIZER, stacks.having(kinds.optimizer)),
+        (Phase.BACKWARD, engine),
+        (Phase.RECOMPUTE, stacks.having(kinds.recompute)),
+    ]
+    number = np.full(stacks.count, -1)
+    for place, (_, has) in enumerate(phases):
+        number[has] = place
+    return _texts_at([phase.value for phase, _ in phases], number)
+
+
+def _texts_at(texts: list[str], numbers: Int64) -> pl.Series:
+    """Texts by number as names; null for -1."""
+    names = pl.Series([*texts, None], dtype=pl.String).cast(pl.Categorical())
+    return names.gather(np.where(numbers < 0, len(texts), numbers))
 
 
 def _distinct_stacks(tape: Tape, lists: Cells) -> tuple[Cells, Int64]:
@@ -119,25 +256,6 @@ def _equal(tape: Tape, lists: Cells, others: Cells, lengths: Int64) -> NDArray[n
     return equal
 
 
-def _frame_texts(tape: Tape, frames: Cells) -> tuple[list[str], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Distinct frames as ``file.py:12 function``, which are of the user's own code, and which of Python."""
-    files = tape.text_numbers(tape.field(frames, "filename"))
-    names = tape.text_numbers(tape.field(frames, "name"))
-    lines = tape.integers(tape.field(frames, "line"))[0]
-    texts = _Texts(tape.texts)
-    written = [
-        f"{texts[file]}:{line} {texts[name]}"
-        for file, line, name in zip(files.tolist(), lines.tolist(), names.tolist(), strict=True)
-    ]
-    distinct = np.unique(files)
-    paths = [texts[file] for file in distinct.tolist()]
-    own_code = OwnCode.of(installed=packages_shown(paths))
-    python = np.array([path.endswith(_PYTHON) for path in paths], np.bool_)
-    own = np.array([own_code(path) for path in paths], np.bool_) & python
-    row = np.searchsorted(distinct, files)
-    return written, own[row], python[row]
-
-
 class _Texts:
     """Texts of a snapshot by number, as tables can hold them; shortened if they are very long."""
 
@@ -150,35 +268,41 @@ class _Texts:
         return self._texts[number][:_LONGEST].encode("utf-8", "replace").decode()
 
 
-def _joined(texts: list[str], frames: Int64, stacks: Int64, count: int) -> pl.Series:
+def _joined(kinds: _FrameKinds, stacks: _Stacks) -> pl.Series:
     """The Python frames of each stack, outermost first; null for stacks without one, and for all if too long."""
-    lengths = np.array([len(text) for text in texts] or [0], np.int64)
-    if int(lengths[frames].sum()) > _MOST_TEXT:
-        return pl.Series([None], dtype=pl.String).new_from_index(0, count)
-    table = pl.DataFrame({"stack": stacks[::-1], "frame": pl.Series(texts, dtype=pl.String).gather(frames[::-1])})
+    kept = np.flatnonzero(kinds.python[stacks.frame])
+    stack = stacks.stack[kept]
+    new = np.ones(len(kept), np.bool_)
+    new[1:] = stack[1:] != stack[:-1]
+    first = np.flatnonzero(new)
+    depth = np.arange(len(kept)) - np.repeat(first, np.diff([*first.tolist(), len(kept)]))
+    kept = kept[depth < _MOST_FRAMES][::-1]
+    lengths = np.array([len(text) for text in kinds.texts] or [0], np.int64)
+    if int(lengths[stacks.frame[kept]].sum()) > _MOST_TEXT:
+        return _texts_at([], np.full(stacks.count, -1))
+    texts = pl.Series(kinds.texts, dtype=pl.String).gather(stacks.frame[kept])
+    table = pl.DataFrame({"stack": stacks.stack[kept], "frame": texts})
     joined = table.group_by("stack", maintain_order=True).agg(pl.col("frame").str.join(FRAME_SEPARATOR))
-    place = np.full(count, len(joined))
+    place = np.full(stacks.count, -1)
     place[joined["stack"].to_numpy()] = np.arange(len(joined))
-    return pl.concat([joined["frame"], pl.Series("frame", [None], dtype=pl.String)]).gather(place)
+    return _texts_at(joined["frame"].to_list(), place)
 
 
-def _labels(tape: Tape, cells: Cells) -> pl.Series:
-    """What the program noted with ``torch.cuda.memory._set_memory_metadata``: a text, or a dict of a few values."""
+def _noted(tape: Tape, cells: Cells) -> tuple[pl.Series, Int64]:
+    """Distinct notes as names, and the number of that of each cell: a text, or a dict of a few values."""
     distinct, number = np.unique(cells, return_inverse=True)
     texts = _Texts(tape.texts)
-    names: list[str | None] = [
-        texts[text] or None if text >= 0 else None for text in tape.text_numbers(distinct).tolist()
-    ]
+    numbers = tape.text_numbers(distinct).tolist()
+    names: list[str | None] = [texts[text] or None if text >= 0 else None for text in numbers]
     for place in np.flatnonzero(distinct & 7 == DICT).tolist():
         names[place] = _label_of_dict(tape, distinct[place])
-    return pl.Series(names, dtype=pl.String).cast(pl.Categorical()).gather(number)
+    return pl.Series(names, dtype=pl.String).cast(pl.Categorical()), number
 
 
 def _label_of_dict(tape: Tape, cell: np.uint32) -> str | None:
     one = np.array([cell], np.uint32)
-    shape = tape.keys(cell)
     fields: dict[str, Any] = {}
-    for key in shape:
+    for key in tape.keys(cell):
         value = tape.field(one, key)
         numbers, is_number = tape.integers(value)
         text = int(tape.text_numbers(value)[0])
@@ -187,3 +311,24 @@ def _label_of_dict(tape: Tape, cell: np.uint32) -> str | None:
         elif value[0] != NOTHING:
             fields[key] = "..."
     return json.dumps(fields)[:_LONGEST] if fields else None
+
+
+def _open_annotations(tape: Tape, annotations: Cells, device: int) -> tuple[Int64, list[str | None]]:
+    """Times at which annotations of a device begin or end, and the path of those that are open from then on."""
+    if not 0 < len(annotations) <= _MOST_ANNOTATIONS:
+        return np.zeros(0, np.int64), []
+    annotations = annotations[tape.integers(tape.field(annotations, "device"))[0] == device]
+    times = tape.integers(tape.field(annotations, "time_us"))[0]
+    order = np.argsort(times, kind="stable")
+    texts = _Texts(tape.texts)
+    names = tape.text_numbers(tape.field(annotations, "name"))[order].tolist()
+    stages = tape.text_numbers(tape.field(annotations, "stage"))[order].tolist()
+    opened: list[int] = []
+    paths: list[str | None] = []
+    for name, stage in zip(names, stages, strict=True):
+        if texts[stage] == "START" and len(opened) < _DEEPEST:
+            opened.append(name)
+        elif texts[stage] == "END" and name in opened:
+            del opened[len(opened) - 1 - opened[::-1].index(name)]
+        paths.append("/".join([texts[i] for i in opened]) or None)
+    return times[order], paths

@@ -18,7 +18,7 @@ import polars as pl
 from thence.errors import DamagedInput, UnknownFormat
 from thence.model.losses import Loss
 from thence.model.tables import MEMORY, MEMORY_FAILURES, MEMORY_TOTALS, Meta, Tables
-from thence.readers.memory_snapshot.frames import places_of
+from thence.readers.memory_snapshot.frames import labels_of, places_of
 from thence.readers.memory_snapshot.replay import (
     ACTIONS,
     NEVER,
@@ -90,6 +90,8 @@ class _Reader:
             raise UnknownFormat(name, "holds no segments of PyTorch's memory")
         self.segments = tape.elements(segments[0])
         self.traces = tape.elements(tape.field(root, "device_traces")[0])
+        self.annotations = tape.elements(tape.field(root, "external_annotations")[0])
+        self.first_us = 0
         self.settings = self._settings(tape.field(root, "allocator_settings"))
         match = _RANK.search(Path(name).name)
         self.rank, self.ranked = (int(match[1]), True) if match else (0, False)
@@ -101,7 +103,7 @@ class _Reader:
         device = self._numbers(self.segments, "device", _MOST_DEVICES, missing=0)
         histories = [self.tape.elements(trace) for trace in self.traces]
         times = [self._numbers(history, "time_us", _LATEST_US, missing=0) for history in histories]
-        first = min((int(time[0]) for time in times if len(time)), default=0)
+        self.first_us = first = min((int(time[0]) for time in times if len(time)), default=0)
         count = max(len(histories), int(device.max(initial=-1)) + 1)
         devices = []
         for number in range(count):
@@ -233,7 +235,9 @@ class _Reader:
         stated[returned] = history[lives.closed[returned]]
         stated[in_state] = segments[block_segment[lives.block[in_state]]]
         stated[from_event] = history[lives.opened[from_event]]
-        pool, of_segment = self.tape.field(stated, "pool_id"), self.tape.field(stated, "segment_pool_id")
+        # Before torch 2.12, events have no pool: it is that of the segment, if that is still there.
+        pool = self.tape.field(stated, "pool_id")
+        around = self.tape.field(_containing(segments, held, lives.address), "segment_pool_id")
         memory = {
             "rank": np.full(len(order), self.rank, np.int32),
             "device": np.full(len(order), device, np.int32),
@@ -245,12 +249,20 @@ class _Reader:
             "bytes": lives.size,
             "requested": lives.requested,
             "stream": self._streams(stated),
-            "pool": self._pools(np.where(pool == NOTHING, of_segment, pool)),
+            "pool": self._pools(np.where(pool == NOTHING, around, pool)),
             "allocator": pl.Series([ALLOCATOR], dtype=pl.Categorical()).new_from_index(0, len(order)),
+            "label": self._labels(device, allocated, time, lives.opened),
             **places_of(self.tape, allocated),
         }
         failures = self._failures(device, events, history, lives, held, totals, row_of_event, time)
         return _Device(MEMORY.frame(memory), totals, failures, lives)
+
+    def _labels(self, device: int, dicts: Cells, time: Int64, events: Int64) -> pl.Series:
+        """Labels of events, or of blocks (`NEVER`), which have no time."""
+        there = events != NEVER
+        times_us = np.zeros(len(events), np.int64)
+        times_us[there] = time[events[there]] // 1000 + self.first_us
+        return labels_of(self.tape, dicts, times_us, device, self.annotations, there)
 
     def _pools(self, cells: Cells) -> pl.Series:
         """Names of private pools; null for the default pool, and where it is not stated."""
@@ -322,9 +334,22 @@ class _Reader:
             "largest_inactive": pl.Series([failure.largest_inactive for failure in failures], dtype=pl.Int64),
             "stream": self._streams(dicts),
             "allocator": pl.Series([ALLOCATOR] * len(rows), dtype=pl.Categorical()),
+            "label": self._labels(device, dicts, time, rows),
             **places_of(self.tape, dicts),
         }
         return MEMORY_FAILURES.frame(columns)
+
+
+def _containing(dicts: Cells, segments: Segments, addresses: Int64) -> Cells:
+    """The dict of the segment around each address; `NOTHING` for none."""
+    order = np.argsort(segments.address, kind="stable")
+    begins, ends = segments.address[order], (segments.address + segments.size)[order]
+    place = np.searchsorted(begins, addresses, "right") - 1
+    inside = place >= 0
+    inside[inside] = addresses[inside] < ends[place[inside]]
+    found = np.full(len(addresses), NOTHING)
+    found[inside] = dicts[order[place[inside]]]
+    return found
 
 
 def _at_events(values: Int64, events: Int64) -> pl.Series:
