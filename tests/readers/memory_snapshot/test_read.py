@@ -110,7 +110,7 @@ REAL = {
     "captured": (408_817_664, 218_793_472, 494_927_872, 494_927_872),
     "oom": (375_647_744, 152_069_120, 421_527_552, 218_103_808),
 }
-"""Of real programs, what memory_stats said: allocated at the peak and at the end, reserved at the peak and at the end."""
+"""What memory_stats said of real programs: allocated, then reserved, each at its peak and at the end."""
 
 
 @pytest.mark.parametrize("name", REAL)
