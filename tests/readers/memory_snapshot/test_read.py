@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -235,6 +236,19 @@ def test_a_history_without_returns_is_told(tmp_path: Path) -> None:
     assert any("without the event that returned them" in warning for warning in tables.meta.warnings)
     assert [loss.code for loss in tables.meta.losses] == ["dropped"]
     assert tables.memory_totals["allocated"][-1] == allocator.allocated
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_history_in_disorder_still_ends_in_the_final_state(seed: int) -> None:
+    """Half of the events are at other places or have other addresses; what is live at the end is stated elsewhere."""
+    allocator, dice = busy(seed, 200), random.Random(seed)
+    for entry in allocator.trace[::2]:
+        other = dice.choice(allocator.trace)
+        key = dice.choice(("addr", "size", "action"))
+        entry[key], other[key] = other.get(key, 0), entry.get(key, 0)
+    totals = _Reader(tape_of(snapshot(allocator)), "a snapshot").tables().memory_totals
+    assert totals["allocated"][-1] == allocator.allocated
+    assert totals["reserved"][-1] == allocator.reserved
 
 
 @pytest.mark.parametrize("protocol", [2, 5])

@@ -149,15 +149,16 @@ class _Free:
     borders: set[int] = field(default_factory=set)
 
     def add(self, begin: int, end: int) -> None:
-        """Adds a stretch, and joins it with its neighbours."""
+        """Adds a stretch, and joins it with its neighbours; one that it overlaps, in a damaged history, is dropped."""
         if end not in self.borders and end in self.end:
-            after = self.end.pop(end)
-            del self.begin[after]
-            end = after
+            end = self.take(end) or end
         if begin not in self.borders and begin in self.begin:
-            before = self.begin.pop(begin)
-            del self.end[before]
+            before = self.begin[begin]
+            self.take(before)
             begin = before
+        self.take(begin)
+        if end in self.begin:
+            self.take(self.begin[end])
         self.end[begin] = end
         self.begin[end] = begin
 
