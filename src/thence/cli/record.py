@@ -77,9 +77,9 @@ def _sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--with",
     "added",
     multiple=True,
-    type=click.Choice(("launches", "overhead")),
+    type=click.Choice(("launches", "memory", "overhead")),
     help="Also record every API call that launches work or waits as CUPTI's records (else callbacks note them, which "
-    "costs far less), or the overhead of CUPTI itself.",
+    "costs far less), every allocation of PyTorch's memory allocator, or the overhead of CUPTI itself.",
 )
 @click.option(
     "--without",
@@ -166,6 +166,7 @@ def command(
         baseline=not no_baseline,
         sampling=sampling,
         overhead="overhead" in added,
+        memory="memory" in added,
         flush_seconds=flush,
     )
     directory = claimed_directory(output)
