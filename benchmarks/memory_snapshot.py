@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from command_line import documented_parser
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from support.torch_allocator import Allocator, snapshot
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+from torch_allocator import Allocator, snapshot
 
 if TYPE_CHECKING:
     from typing import BinaryIO
