@@ -1,8 +1,8 @@
 """Reads snapshots of PyTorch's memory: the final state of the allocator, its history, and the stacks of both.
 
 The pickle is read to columns (`thence.readers.memory_snapshot.tape`); nothing in it is executed. Its devices are
-replayed one by one (`thence.readers.memory_snapshot.replay`). Written by torch 2.1 and newer; keys that older versions
-do not write are null. Times are those of the host's clock, in microseconds.
+replayed one by one (`thence.readers.memory_snapshot.replay`). Keys that a version of PyTorch does not write are
+null: real snapshots that were read are of torch 2.11, whose events have no pool. Times are those of the host's clock, in microseconds.
 """
 
 from __future__ import annotations
