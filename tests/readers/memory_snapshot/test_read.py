@@ -246,7 +246,7 @@ def test_a_history_in_disorder_still_ends_in_the_final_state(seed: int) -> None:
         other = dice.choice(allocator.trace)
         key = dice.choice(("addr", "size", "action"))
         entry[key], other[key] = other.get(key, 0), entry.get(key, 0)
-    totals = _Reader(tape_of(snapshot(allocator)), "a snapshot").tables().memory_totals
+    totals = _Reader(tape_of(snapshot(allocator), 1 << 20), "a snapshot").tables().memory_totals
     assert totals["allocated"][-1] == allocator.allocated
     assert totals["reserved"][-1] == allocator.reserved
 
@@ -278,6 +278,18 @@ def test_damaged_values_are_refused(tmp_path: Path, key: str, value: Any) -> Non
         read(tmp_path, snapshot(allocator))
 
 
+def test_events_and_blocks_that_the_file_only_repeats_are_refused(tmp_path: Path) -> None:
+    """A list of a million references to one event, and 300 segments of one list of 300 blocks, take a few kB or MB."""
+    state = snapshot(busy(1, 20))
+    entry = state["device_traces"][0][0]
+    with pytest.raises(DamagedInput, match="repeats"):
+        read(tmp_path, state | {"device_traces": [[entry] * 100_000]})
+    segment = state["segments"][0]
+    segment["blocks"] = segment["blocks"][:1] * 300
+    with pytest.raises(DamagedInput, match="repeats"):
+        read(tmp_path, state | {"segments": [dict(segment) for _ in range(300)]})
+
+
 @pytest.mark.parametrize("value", [{"segments": [], "device_traces": [[]]}, {"segments": None, "device_traces": []}])
 def test_snapshots_of_nothing_are_told(tmp_path: Path, value: Any) -> None:
     with pytest.raises(UnknownFormat):
@@ -299,7 +311,7 @@ def test_values_of_other_types_are_a_sentence() -> None:
             for value in odd:
                 target[key] = value
                 try:
-                    _Reader(tape_of(state), "a snapshot").tables()
+                    _Reader(tape_of(state, 1 << 20), "a snapshot").tables()
                 except (DamagedInput, UnknownFormat):
                     refused += 1
             target[key] = before

@@ -59,7 +59,7 @@ def by_machine(content: bytes, piece: int = 1 << 30) -> Tape | None:
         if state != module.MORE:
             break
     columns = machine.take() if state == module.DONE else None
-    return None if columns is None else tapes._of_columns(columns, "a pickle")
+    return None if columns is None else tapes._of_columns(columns, "a pickle", len(content))
 
 
 SNAPSHOT = snapshot(busy(seed=1, steps=30))
@@ -79,7 +79,7 @@ def test_values_of_every_protocol_and_in_pieces_of_any_size(value: Any, protocol
         tape = by_machine(content, piece)
         assert tape is not None
         assert value_of(tape, tape.root) == value
-    in_python = tape_of(load_plain(content, 1 << 62))
+    in_python = tape_of(load_plain(content, 1 << 62), len(content))
     assert value_of(in_python, in_python.root) == value
 
 
@@ -147,9 +147,9 @@ def test_hostile_pickles_are_refused(content: bytes, way: str, tmp_path: Path, m
 
 
 @compiled
-@pytest.mark.parametrize("part", [b"\x94", b"(", b"N", b"]", b"K\x01"], ids=["memo", "marks", "stack", "lists", "ints"])
+@pytest.mark.parametrize("part", [b"\x94", b"(", b"N", b"]"], ids=["memo", "marks", "stack", "lists"])
 def test_memory_is_limited_by_what_was_read(part: bytes) -> None:
-    """Each of these opcodes takes 4 bytes or more: 8 to 64 MB of them would take up to 400 MB."""
+    """Each of these opcodes takes 4 bytes or more, so 32 MB of them would take 128 MB or more."""
     module = compiled_unpickler()
     assert module is not None
     machine = module.Machine()
@@ -158,7 +158,7 @@ def test_memory_is_limited_by_what_was_read(part: bytes) -> None:
     while state == module.MORE and fed < 1 << 25:
         consumed, state = machine.feed(piece)
         fed += consumed
-    assert state == module.REFUSED or len(part) > 1
+    assert state == module.REFUSED
 
 
 def test_without_the_machine_large_files_are_refused_in_a_sentence(
@@ -180,7 +180,7 @@ def test_objects_that_a_pickle_refers_to_many_times_are_visited_once() -> None:
     out = io.BytesIO()
     pickle.dump({"segments": value}, out)
     tracemalloc.start()
-    in_python = tape_of(load_plain(out.getvalue(), 1 << 62))
+    in_python = tape_of(load_plain(out.getvalue(), 1 << 62), 0)
     assert tracemalloc.get_traced_memory()[1] < 10_000_000
     tracemalloc.stop()
     assert len(in_python.lists) == 31

@@ -17,7 +17,7 @@
 
 enum { CONSTANT, SMALL, LARGE, FLOAT, TEXT, LIST, TUPLE, DICT, KIND_BITS = 3, KIND_MASK = 7 };
 enum { IS_NONE, IS_FALSE, IS_TRUE };
-enum { MOST_KEYS = 256, MOST_SHAPES = 4096, SHAPE_SLOTS = 16384, MOST_PROBES = 64, MOST_TEXT = 16 << 20, WORD = 8 };
+enum { MOST_TEXTS = 1 << 22, MOST_KEYS = 256, MOST_SHAPES = 4096, SHAPE_SLOTS = 16384, MOST_PROBES = 64, MOST_TEXT = 16 << 20, WORD = 8 };
 enum { MEMORY_FACTOR = 3, MEMORY_FREE = 16 << 20, FIRST_ROOM = 1024 };
 enum { MORE, DONE, REFUSED, NO_MEMORY };
 
@@ -188,7 +188,7 @@ static int push_text(Machine *machine, const uint8_t *content, size_t size) {
             return push(machine, TEXT, row);
         if (probes == MOST_PROBES) return refuse(machine);
     }
-    if (size && (content[0] & 0xC0) == 0x80) return refuse(machine); /* the middle of a character */
+    if (ends->count == MOST_TEXTS) return refuse(machine);
     if (!column_reserve(machine, bytes, size)) return 0;
     if (size) memcpy(bytes->data + bytes->count, content, size);
     uint32_t row = (uint32_t)ends->count;

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from thence.errors import DamagedInput
 from thence.model.graph_labels import FRAME_SEPARATOR
 from thence.model.own_code import OwnCode, packages_shown
 from thence.model.phases import POSITIONS, Phase, Position
@@ -42,38 +43,54 @@ _DEEPEST = 20
 _OPERATOR = re.compile(r"at::_ops::(\w{1,200})::")
 _ALLOCATE = ("empty", "resize_")
 """Operators that allocate for the operator that calls them."""
+_MOST_DISTINCT = 2_000_000
+_PHASES = (Phase.FORWARD, Phase.OPTIMIZER, Phase.BACKWARD, Phase.RECOMPUTE)
+"""Phases that stacks show, each of which hides those before it; forward only in a program that differentiates."""
 _PYTHON = (".py", ">")
 """Ends of the files of Python frames."""
 
 
-def places_of(tape: Tape, dicts: Cells) -> dict[str, pl.Series]:
+def places_of(tape: Tape, dicts: Cells, name: str) -> dict[str, pl.Series]:
     """Places of events or blocks, but for labels: the columns source, position, stack, op and phase.
 
     Args:
         tape: the snapshot.
         dicts: the dict of each event or block.
+        name: of the file.
+
+    Raises:
+        DamagedInput: it has far more different frames than a program has lines.
     """
     stacks, number = _distinct_stacks(tape, tape.field(dicts, "frames"))
-    frames, counts = tape.all_elements(stacks)
-    known, of_frame = np.unique(frames, return_inverse=True)
+    parts = _parts(tape.counts(stacks))
+    frames_of_parts = [np.unique(tape.all_elements(stacks[begin:end])[0]) for begin, end in parts]
+    known = np.unique(np.concatenate([np.zeros(0, np.uint32), *frames_of_parts]))
+    if len(known) > _MOST_DISTINCT:
+        raise DamagedInput(name, f"holds more than {_MOST_DISTINCT:,} different frames")
     kinds = _FrameKinds.of(tape, known)
-    flat = _Stacks(of_frame, np.repeat(np.arange(len(stacks)), counts), len(stacks))
-    # The innermost frame of the user's own code, else of Python. Frames of C++ say nothing of the program's lines.
-    source = flat.innermost(kinds.own)
-    source = np.where(source < 0, flat.innermost(kinds.python), source)
+    found = [_of_stacks(kinds, _Stacks.of(tape, known, stacks[begin:end])) for begin, end in parts]
+    differentiates = any(part.engine for part in found)
     operators = list(dict.fromkeys(op for op in kinds.op if op is not None))
     numbers = {op: i for i, op in enumerate(operators)}
-    op_of_frame = np.array([*(-1 if op is None else numbers[op] for op in kinds.op), -1], np.int64)
-    innermost_op = flat.innermost(op_of_frame >= 0)  # -1: the last one
+    op_of_frame = np.array([*(-1 if op is None else numbers[op] for op in kinds.op), -1], np.int64)  # the last: of -1
+    source, op, phase = (
+        np.concatenate([np.zeros(0, np.int64), *(getattr(part, column) for part in found)])
+        for column in ("source", "op", "phase")
+    )
+    if not differentiates:
+        phase = np.where(phase == _PHASES.index(Phase.FORWARD), -1, phase)
+    whole = [text for part in found for text in part.stack]
+    if sum(len(text) for text in whole if text is not None) > _MOST_TEXT:
+        whole = [None] * len(whole)
     position = pl.Series([Position.LINE.value, None], dtype=pl.Enum(POSITIONS))
     columns = {
         "source": _texts_at(kinds.texts, source),
         "position": position.gather((source < 0).astype(np.int64)),
-        "stack": _joined(kinds, flat),
-        "op": _texts_at(operators, op_of_frame[innermost_op]),
-        "phase": _phases(kinds, flat),
+        "stack": pl.Series(whole, dtype=pl.String).cast(pl.Categorical()),
+        "op": _texts_at(operators, op_of_frame[op]),
+        "phase": _texts_at([phase.value for phase in _PHASES], phase),
     }
-    return {name: column.gather(number) for name, column in columns.items()}
+    return {column: values.gather(number) for column, values in columns.items()}
 
 
 def labels_of(
@@ -113,6 +130,12 @@ class _Stacks:
     frame: Int64
     stack: Int64
     count: int
+
+    @classmethod
+    def of(cls, tape: Tape, known: Cells, stacks: Cells) -> _Stacks:
+        """The frames of lists, numbered by their places in ``known``."""
+        frames, counts = tape.all_elements(stacks)
+        return cls(np.searchsorted(known, frames), np.repeat(np.arange(len(stacks)), counts), len(stacks))
 
     def innermost(self, kind: NDArray[np.bool_]) -> Int64:
         """The innermost frame of a kind in each stack; -1 for none."""
@@ -185,19 +208,34 @@ def _operator(function: str) -> str | None:
     return None if match is None or match[1].startswith(_ALLOCATE) else f"aten::{match[1]}"
 
 
-def _phases(kinds: _FrameKinds, stacks: _Stacks) -> pl.Series:
-    """The phase that each stack shows; forward only in a program that differentiates."""
+@dataclass(frozen=True)
+class _Found:
+    """What some stacks show.
+
+    Attributes:
+        source, op: frame of the line, and of the operator; -1 for none.
+        phase: number in `_PHASES`; -1 for none.
+        engine: whether one of them is of the autograd engine.
+        stack: the Python frames of each, outermost first; None without one.
+    """
+
+    source: Int64
+    op: Int64
+    phase: Int64
+    engine: bool
+    stack: list[str | None]
+
+
+def _of_stacks(kinds: _FrameKinds, stacks: _Stacks) -> _Found:
+    # The innermost frame of the user's own code, else of Python. Frames of C++ say nothing of the program's lines.
+    own, python = stacks.innermost(kinds.own), stacks.innermost(kinds.python)
     engine = stacks.having(kinds.engine)
-    phases = [
-        (Phase.FORWARD, stacks.having(kinds.module) & engine.any()),
-        (Phase.OPTIMIZER, stacks.having(kinds.optimizer)),
-        (Phase.BACKWARD, engine),
-        (Phase.RECOMPUTE, stacks.having(kinds.recompute)),
-    ]
-    number = np.full(stacks.count, -1)
-    for place, (_, has) in enumerate(phases):
-        number[has] = place
-    return _texts_at([phase.value for phase, _ in phases], number)
+    phase = np.full(stacks.count, -1)
+    shown = (stacks.having(kinds.module), stacks.having(kinds.optimizer), engine, stacks.having(kinds.recompute))
+    for number, has in enumerate(shown):
+        phase[has] = number
+    op = stacks.innermost(np.array([op is not None for op in kinds.op], np.bool_))
+    return _Found(np.where(own < 0, python, own), op, phase, bool(engine.any()), _joined(kinds, stacks))
 
 
 def _texts_at(texts: list[str], numbers: Int64) -> pl.Series:
@@ -268,29 +306,29 @@ class _Texts:
         return self._texts[number][:_LONGEST].encode("utf-8", "replace").decode()
 
 
-def _joined(kinds: _FrameKinds, stacks: _Stacks) -> pl.Series:
-    """The Python frames of each stack, outermost first; null for stacks without one, and for all if too long."""
+def _joined(kinds: _FrameKinds, stacks: _Stacks) -> list[str | None]:
+    """The Python frames of each stack, outermost first; None for stacks without one, and for all if too long."""
     kept = np.flatnonzero(kinds.python[stacks.frame])
     stack = stacks.stack[kept]
-    new = np.ones(len(kept), np.bool_)
-    new[1:] = stack[1:] != stack[:-1]
-    first = np.flatnonzero(new)
+    first = np.flatnonzero(np.diff(stack, prepend=-1))
     depth = np.arange(len(kept)) - np.repeat(first, np.diff([*first.tolist(), len(kept)]))
     kept = kept[depth < _MOST_FRAMES][::-1]
     lengths = np.array([len(text) for text in kinds.texts] or [0], np.int64)
+    texts: list[str | None] = [None] * stacks.count
     if int(lengths[stacks.frame[kept]].sum()) > _MOST_TEXT:
-        return _texts_at([], np.full(stacks.count, -1))
-    texts = pl.Series(kinds.texts, dtype=pl.String).gather(stacks.frame[kept])
-    table = pl.DataFrame({"stack": stacks.stack[kept], "frame": texts})
-    joined = table.group_by("stack", maintain_order=True).agg(pl.col("frame").str.join(FRAME_SEPARATOR))
-    place = np.full(stacks.count, -1)
-    place[joined["stack"].to_numpy()] = np.arange(len(joined))
-    return _texts_at(joined["frame"].to_list(), place)
+        return texts
+    frames = pl.Series(kinds.texts, dtype=pl.String).gather(stacks.frame[kept])
+    table = pl.DataFrame({"stack": stacks.stack[kept], "frame": frames})
+    for number, text in (
+        table.group_by("stack", maintain_order=True).agg(pl.col("frame").str.join(FRAME_SEPARATOR)).rows()
+    ):
+        texts[number] = text
+    return texts
 
 
 def _noted(tape: Tape, cells: Cells) -> tuple[pl.Series, Int64]:
     """Distinct notes as names, and the number of that of each cell: a text, or a dict of a few values."""
-    distinct, number = np.unique(cells, return_inverse=True)
+    distinct, number = tape.distinct(cells)
     texts = _Texts(tape.texts)
     numbers = tape.text_numbers(distinct).tolist()
     names: list[str | None] = [texts[text] or None if text >= 0 else None for text in numbers]

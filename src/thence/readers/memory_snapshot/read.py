@@ -1,8 +1,9 @@
 """Reads snapshots of PyTorch's memory: the final state of the allocator, its history, and the stacks of both.
 
 The pickle is read to columns (`thence.readers.memory_snapshot.tape`); nothing in it is executed. Its devices are
-replayed one by one (`thence.readers.memory_snapshot.replay`). Keys that a version of PyTorch does not write are
-null: real snapshots that were read are of torch 2.11, whose events have no pool. Times are those of the host's clock, in microseconds.
+replayed one by one (`thence.readers.memory_snapshot.replay`). What a version of PyTorch does not write is null: real
+snapshots that were read are of torch 2.11, whose events have no pool. Times are those of the host's clock, in
+microseconds.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ ALLOCATOR = "torch"
 _MOST_BYTES = 1 << 48
 """Of a block or a segment; addresses of devices have 48 bits or a few more."""
 _LATEST_US = 1 << 52
+_FEWEST_BYTES = 20
+"""Of an event, a block or a segment in the file: those of PyTorch have 60 or more."""
 _MOST_DEVICES = 1024
 _RANK = re.compile(r"rank[_-]?(\d{1,9})(?!\d)", re.IGNORECASE)
 
@@ -88,7 +91,7 @@ class _Reader:
         segments = tape.field(root, "segments")
         if segments[0] == NOTHING:
             raise UnknownFormat(name, "holds no segments of PyTorch's memory")
-        self.segments = tape.elements(segments[0])
+        self.segments = self._listed(segments)
         self.traces = tape.elements(tape.field(root, "device_traces")[0])
         self.annotations = tape.elements(tape.field(root, "external_annotations")[0])
         self.first_us = 0
@@ -101,7 +104,7 @@ class _Reader:
     def tables(self) -> Tables:
         """The tables of all devices."""
         device = self._numbers(self.segments, "device", _MOST_DEVICES, missing=0)
-        histories = [self.tape.elements(trace) for trace in self.traces]
+        histories = [self._listed(trace) for trace in self.traces[:, np.newaxis]]
         times = [self._numbers(history, "time_us", _LATEST_US, missing=0) for history in histories]
         self.first_us = first = min((int(time[0]) for time in times if len(time)), default=0)
         count = max(len(histories), int(device.max(initial=-1)) + 1)
@@ -173,6 +176,12 @@ class _Reader:
             tuple(min(max(count, 0), 1 << 20) for count in counts),
         )
 
+    def _listed(self, lists: Cells) -> Cells:
+        """The events, blocks or segments in lists; each is some bytes of the file."""
+        if self.tape.counts(lists).sum() > self.tape.bytes // _FEWEST_BYTES:
+            raise DamagedInput(self.name, "repeats its events or blocks")
+        return self.tape.all_elements(lists)[0]
+
     def _numbers(self, dicts: Cells, key: str, limit: int, missing: int | None = None) -> Int64:
         """The integers of a key, which are from 0 to a limit; ``missing`` for dicts without it."""
         cells = self.tape.field(dicts, key)
@@ -189,7 +198,8 @@ class _Reader:
 
     def _blocks(self, segments: Cells) -> tuple[Blocks, Cells, Int64]:
         """The blocks of segments that are not free, the dict of each, and the row of its segment."""
-        dicts, counts = self.tape.all_elements(self.tape.field(segments, "blocks"))
+        lists = self.tape.field(segments, "blocks")
+        dicts, counts = self._listed(lists), self.tape.counts(lists)
         segment = np.repeat(np.arange(len(segments)), counts)
         size = self._numbers(dicts, "size", _MOST_BYTES)
         begins = self._numbers(segments, "address", 1 << 60)
@@ -252,7 +262,7 @@ class _Reader:
             "pool": self._pools(np.where(pool == NOTHING, around, pool)),
             "allocator": pl.Series([ALLOCATOR], dtype=pl.Categorical()).new_from_index(0, len(order)),
             "label": self._labels(device, allocated, time, lives.opened),
-            **places_of(self.tape, allocated),
+            **places_of(self.tape, allocated, self.name),
         }
         failures = self._failures(device, events, history, lives, held, totals, row_of_event, time)
         return _Device(MEMORY.frame(memory), totals, failures, lives)
@@ -335,7 +345,7 @@ class _Reader:
             "stream": self._streams(dicts),
             "allocator": pl.Series([ALLOCATOR] * len(rows), dtype=pl.Categorical()),
             "label": self._labels(device, dicts, time, rows),
-            **places_of(self.tape, dicts),
+            **places_of(self.tape, dicts, self.name),
         }
         return MEMORY_FAILURES.frame(columns)
 

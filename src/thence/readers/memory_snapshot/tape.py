@@ -55,6 +55,7 @@ class Tape:
         dicts: the same for each dict.
         shapes: for each shape of a dict, the place of each key.
         root: the cell of the value.
+        bytes: of the pickle.
     """
 
     cells: Cells
@@ -65,6 +66,7 @@ class Tape:
     dicts: Cells
     shapes: list[dict[str, int]] = field(repr=False)
     root: np.uint32
+    bytes: int
 
     def field(self, dicts: Cells, key: str) -> Cells:
         """The values of one key of many dicts; `NOTHING` for what is no dict or does not have the key."""
@@ -96,6 +98,25 @@ class Tape:
     def keys(self, cell: np.uint32) -> tuple[str, ...]:
         """The keys of a dict."""
         return tuple(self.shapes[int(self.cells[self.dicts[cell >> _KIND_BITS]])])
+
+    def distinct(self, dicts: Cells) -> tuple[Cells, NDArray[np.int64]]:
+        """Of dicts with equal keys and values one, and for each dict the number of that; other cells: equal ones."""
+        places = np.zeros(len(dicts), np.int64)
+        is_dict = dicts & _KIND_MASK == DICT
+        places[is_dict] = self.dicts[dicts[is_dict] >> _KIND_BITS]
+        shapes = np.where(is_dict, self.cells[places].astype(np.int64), -1)
+        found: list[Cells] = []
+        number, count = np.zeros(len(dicts), np.int64), 0
+        for shape in np.unique(shapes).tolist():
+            rows = np.flatnonzero(shapes == shape)
+            values = dicts[rows, np.newaxis]
+            if shape >= 0:
+                values = self.cells[places[rows, np.newaxis] + np.arange(1, len(self.shapes[shape]) + 1)]
+            _, first, inverse = np.unique(values, axis=0, return_index=True, return_inverse=True)
+            found.append(dicts[rows[first]])
+            number[rows] = count + inverse.reshape(-1)
+            count += len(first)
+        return np.concatenate([np.zeros(0, np.uint32), *found]), number
 
     def _places(self, sequences: Cells) -> NDArray[np.int64]:
         places = np.zeros(len(sequences), np.int64)
@@ -139,7 +160,7 @@ def read_tape(source: Source, progress: Callable[[int], None]) -> Tape:
         value = load_plain(content, max_written=1 << 62)  # no reference is followed twice here
     except PickleRefused as error:
         raise DamagedInput(source.name, f"{error}; expected a snapshot of PyTorch's memory") from error
-    return tape_of(value)
+    return tape_of(value, len(content))
 
 
 def _read_compiled(module: ModuleType, source: Source, progress: Callable[[int], None]) -> Tape | bytes:
@@ -162,13 +183,13 @@ def _read_compiled(module: ModuleType, source: Source, progress: Callable[[int],
         raise DamagedInput(source.name, source.damage or "the pickle is cut")
     columns = machine.take() if state == module.DONE else None
     if columns is not None:
-        return _of_columns(columns, source.name)
+        return _of_columns(columns, source.name, held)
     if held > _MOST_IN_PYTHON:
         raise DamagedInput(source.name, _UNUSUAL)
     return b"".join(seen)
 
 
-def _of_columns(columns: tuple[Any, ...], name: str) -> Tape:
+def _of_columns(columns: tuple[Any, ...], name: str, size: int) -> Tape:
     """The tape from the columns of the compiled unpickler."""
     cells, large, text_ends, text_bytes, lists, tuples, dicts, keys, key_ends, root = columns
     ends, stored = np.frombuffer(text_ends, np.uint64).tolist(), bytes(text_bytes)
@@ -183,7 +204,7 @@ def _of_columns(columns: tuple[Any, ...], name: str) -> Tape:
     ]
     places = [np.frombuffer(column, np.uint32) for column in (lists, tuples, dicts)]
     in_tape, integers = np.frombuffer(cells, np.uint32), np.frombuffer(large, np.int64)
-    return Tape(in_tape, integers, texts, places[0], places[1], places[2], shapes, np.uint32(root))
+    return Tape(in_tape, integers, texts, places[0], places[1], places[2], shapes, np.uint32(root), size)
 
 
 class _Writer:
@@ -246,8 +267,8 @@ class _Writer:
             self.cells += filled
 
 
-def tape_of(value: object) -> Tape:
-    """The tape of a value of Python's objects: containers, texts, numbers, booleans and None.
+def tape_of(value: object, size: int) -> Tape:
+    """The tape of a value of Python's objects, from a pickle of so many bytes.
 
     Keys of dicts that are not texts, bytes, sets, and integers beyond 64 bits are left out: snapshots have none.
     """
@@ -264,4 +285,5 @@ def tape_of(value: object) -> Tape:
         dicts,
         [{key: place for place, key in enumerate(keys)} for keys in writer.shapes],
         np.uint32(root),
+        size,
     )
