@@ -10,10 +10,11 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
+import thence
 from helpers import TORCH
 from readers.memory_snapshot.data import busy, fragmented, stack
 from support.torch_allocator import MIB, Allocator, snapshot
-from thence.errors import DamagedInput, UnknownFormat
+from thence.errors import DamagedInput, MissingData, UnknownFormat
 from thence.readers import registry
 from thence.readers.memory_snapshot.compiled import VARIABLE
 from thence.readers.memory_snapshot.read import _Reader
@@ -127,6 +128,18 @@ def test_a_real_failure() -> None:
     assert (row["bytes"], row["source"]) == (1_234_568_192, "/home/user/gpu_memory.py:312 ask")
     assert (row["allocated"] / MIB, row["reserved"] / MIB) == (pytest.approx(145.02, abs=0.01), 145.02 + 62.98)
     assert row["device_free"] / (1 << 30) == pytest.approx(78.21, abs=0.01)
+
+
+def test_verbs_about_time_point_to_the_one_about_memory() -> None:
+    with pytest.raises(MissingData, match="thence memory shows it"):
+        thence.open(SNAPSHOTS / "oom.pickle.gz").report()
+
+
+def test_a_timeline_of_a_snapshot_has_its_counters(tmp_path: Path) -> None:
+    thence.open(SNAPSHOTS / "oom.pickle.gz").convert(tmp_path / "a.pftrace")
+    content = (tmp_path / "a.pftrace").read_bytes()
+    assert b"GPU 0" in content
+    assert b"allocated" in content
 
 
 def test_real_stacks_have_phases_and_a_graph_has_its_pool() -> None:
