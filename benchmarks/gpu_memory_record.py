@@ -99,7 +99,7 @@ def keep_own_history(out: Path) -> dict[str, Any]:
         "kept": torch._C._cuda_isHistoryEnabled(),  # noqa: SLF001
         "same_function": memory._record_memory_history is original,  # noqa: SLF001
         "entries": len(trace),
-        "with_frames": sum(bool(entry["frames"]) for entry in trace),
+        "with_frames": sum(bool(entry.get("frames")) for entry in trace),
     }
 
 

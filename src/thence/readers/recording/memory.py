@@ -82,7 +82,13 @@ def with_threads(memory: pl.DataFrame, tables: Tables) -> pl.DataFrame:
     )
     asked = memory.select("device", "start").with_row_index("row").drop_nulls().sort("start")
     found = asked.join_asof(
-        launches, left_on="start", right_on="launched", by="device", strategy="forward", tolerance=_SOON_NS
+        launches,
+        left_on="start",
+        right_on="launched",
+        by="device",
+        strategy="forward",
+        tolerance=_SOON_NS,
+        check_sortedness=False,  # both are sorted above; Polars cannot see it in groups
     ).sort("row")
     rows = found["row"].to_numpy()
     columns = {}
