@@ -424,6 +424,11 @@ MEMORY = Table(
         Column("thread", pl.Int64(), "thread id of the call that allocated it; null where unknown"),
         Column("start", pl.Int64(), "ns on the trace's clock; null: allocated before the trace began"),
         Column("end", pl.Int64(), "ns when it was returned; null: still live when the trace ended"),
+        Column(
+            "launch",
+            pl.Int64(),
+            "ns: in recordings, which note places at launches, when the work it was made for was launched; else null",
+        ),
         Column("opened", pl.Int32(), "row in memory_totals of the reading after it was allocated; null as start"),
         Column("closed", pl.Int32(), "row in memory_totals of the reading after it was returned; null as end"),
         Column("address", pl.UInt64(), "where it begins; null where unknown"),

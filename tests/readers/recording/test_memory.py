@@ -49,4 +49,5 @@ def test_an_allocation_is_of_the_thread_that_launches_next_on_its_device() -> No
     memory = {"start": starts, "device": devices, "rank": [0] * 6, "bytes": [1] * 6, "allocator": ["torch"] * 6}
     found = with_threads(MEMORY.frame(memory), Tables(gpu=gpu, host=host))
     assert found["thread"].to_list() == [None, 11, 12, 13, None, 13]
+    assert found["launch"].to_list() == [None, 1000, 5000, 3000, None, 3000]
     assert found.filter(pl.col("thread").is_not_null())["process"].unique().to_list() == [9]

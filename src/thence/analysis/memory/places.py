@@ -55,7 +55,8 @@ class MemoryPlaces:
         result = np.full(self.calls.height, NO_ROW, np.int64)
         table = self.trace.host
         keys = ("rank", "process", "thread")
-        called = self.calls.select(*keys, "start").with_row_index("row").drop_nulls()
+        time_of_place = pl.coalesce("launch", "start") if "launch" in self.calls.columns else pl.col("start")
+        called = self.calls.select(*keys, start=time_of_place).with_row_index("row").drop_nulls()
         if called.is_empty() or table.is_empty():
             return result
         start = table["start"].to_numpy()

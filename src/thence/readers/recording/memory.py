@@ -2,8 +2,9 @@
 
 The allocator's history has no threads and no stacks, and its streams are addresses, which CUPTI does not know. An
 operator allocates its results and then launches what writes them. So an allocation belongs to the thread of the next
-launch on its device, if that follows soon; its place is then that of this thread at the time of the allocation. Where
-threads launch at the same time, it may be that of another one.
+launch on its device, if that follows soon, and has the place of this launch: places are noted at launches, so that
+before it the thread still has the place of the one before. Where threads launch at the same time, it may be that of
+another one.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def with_memory(tables: Tables, folder: Folder, zero_ns: Ns, rank: int) -> Table
 
 
 def with_threads(memory: pl.DataFrame, tables: Tables) -> pl.DataFrame:
-    """Allocations of one process, with the process and thread of the next launch on their device.
+    """Allocations of one process, with process, thread and time of the next launch on their device.
 
     Args:
         memory: rows of `thence.model.tables.MEMORY`, without threads.
@@ -92,8 +93,9 @@ def with_threads(memory: pl.DataFrame, tables: Tables) -> pl.DataFrame:
     ).sort("row")
     rows = found["row"].to_numpy()
     columns = {}
-    for name in ("process", "thread"):
+    for name, of_launch in (("process", "process"), ("thread", "thread"), ("launch", "launched")):
         values, known = np.zeros(memory.height, np.int64), np.zeros(memory.height, np.bool_)
-        values[rows], known[rows] = found[name].fill_null(0).to_numpy(), found[name].is_not_null().to_numpy()
+        values[rows] = found[of_launch].fill_null(0).to_numpy()
+        known[rows] = found[of_launch].is_not_null().to_numpy()
         columns[name] = pl.Series(values).zip_with(pl.Series(known), pl.Series([None], dtype=pl.Int64))
     return memory.with_columns(**columns)
