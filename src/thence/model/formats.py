@@ -126,7 +126,7 @@ MEMORY_FILE = "memory.pickle"
 LABELS_FILE = "labels.json"
 """File of a recording that holds the labels of its captured CUDA graphs."""
 MEASURED_PEAKS_FILE = "measured-peaks"
-"""File of a recording, in the folder around those of its processes, that ``thence record --measure-peaks`` writes."""
+"""File of a recording, in the folder around those of its processes, that ``thence record --with peaks`` writes."""
 GRAPH_LABELS = "thence.graph-labels"
 GRAPH_LABELS_VERSION = 3
 """In version 1, nodes had no place; in version 2, places had no call."""

@@ -274,7 +274,7 @@ def _devices(folder: Folder, gpu: pl.DataFrame, rank: int) -> tuple[Device, ...]
 
 
 def _measured_peaks(folder: Folder) -> dict[str, Any] | None:
-    """What ``thence record --measure-peaks`` measured before the program ran; None if it did not."""
+    """What ``thence record --with peaks`` measured before the program ran; None if it did not."""
     path = folder.path.parent / MEASURED_PEAKS_FILE
     try:
         return decoded(path.read_bytes(), dict[str, str | float])
