@@ -1,9 +1,10 @@
 """What of the build pyproject.toml cannot say: the compiled modules, man pages, and addresses in the README.
 
-Two modules are compiled: the probe that notes launches, and the scanner that reads Kineto files. They are optional, and
-built for the stable interface of CPython 3.11, so that one wheel serves all later versions. Where there is no compiler,
-or a Python without a GIL, a wheel without them results, tagged as pure Python: thence then does the same in Python
-(`thence.capture.boundaries.probe`, `thence.readers.kineto.events`).
+Three modules are compiled: the probe that notes launches, the scanner that reads Kineto files, and the unpickler that
+reads snapshots of PyTorch's memory. They are optional, and built for the stable interface of CPython 3.11, so that one
+wheel serves all later versions. Where there is no compiler, or a Python without a GIL, a wheel without them results,
+tagged as pure Python: thence then does the same in Python (`thence.capture.boundaries.probe`,
+`thence.readers.kineto.events`, `thence.readers.memory_snapshot.tape`).
 
 Man pages are made from the command line's own help when a wheel is built (`thence.cli.manual`).
 
@@ -32,13 +33,13 @@ _SERVED = (
 
 
 def _extension(
-    name: str, folder: str, header: str, optimized: str = "-O2", libraries: tuple[str, ...] = ()
+    name: str, folder: str, header: str | None = None, optimized: str = "-O2", libraries: tuple[str, ...] = ()
 ) -> Extension:
     place = Path("src/thence") / folder
     return Extension(
         name,
         sorted(path.as_posix() for path in place.glob("*.c")),
-        depends=[f"{place.as_posix()}/{header}"],
+        depends=[] if header is None else [f"{place.as_posix()}/{header}"],
         define_macros=[("Py_LIMITED_API", _OLDEST)],
         extra_compile_args=["-std=c11", optimized, "-Wall", "-Wextra"],
         extra_link_args=["-s"],  # no debug information, which names folders of the machine that builds
@@ -54,6 +55,7 @@ _EXTENSIONS = {
         "thence.capture.boundaries._probe", "capture/boundaries", "_stack.h", libraries=("rt",)
     ),
     "compiled scanner": _extension("thence.readers.kineto._scanner", "readers/kineto", "_json.h", "-O3"),
+    "compiled unpickler": _extension("thence.readers.memory_snapshot._unpickler", "readers/memory_snapshot"),
 }
 
 

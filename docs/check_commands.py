@@ -56,6 +56,7 @@ _LEFT_OUT = (
 )
 """Commands that are not run, and why."""
 _CODES = {
+    "thence memory memory.json.gz --at oom": 2,  # no allocation failed there
     "thence report server.json.gz --by step-kind": 2,  # no server's trace is in tests/data
     "thence streams trace.json --group 'rope=rotary|_rope_' --expect 'rope==1'": 2,  # no such kernels
     "thence collectives rank*.zip --format json": 2,  # of a single GPU

@@ -40,6 +40,11 @@ SAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("recording/two_ranks", "--max-chars", "100000"),
     ),
     "idle": (("torch/checkpoints/with_stacks.json.gz",), (_FSDP,)),
+    "memory": (
+        ("torch/memory/conv_training.json.gz",),
+        ("torch/memory/conv_training.json.gz", "torch/memory/conv_training.json.gz", "--add"),
+        ("torch/memory/conv_training.json.gz", "--by", "kind"),
+    ),
     "whatif": (("../../src/thence/data/torch_eager_stack_rank0.json.gz",),),
     "check": ((_FSDP,), (_XLA,)),
     "diff": (
@@ -52,6 +57,7 @@ SAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
             "total>5%",
         ),
         ("torch/moved/before_0.json.gz", "torch/moved/after_0.json.gz"),
+        ("torch/memory/conv_training.json.gz", "torch/memory/conv_training.json.gz", "--anyway", "--within-run"),
         ("jax/streams_default.xplane.pb", "jax/streams_moved.xplane.pb", "--anyway"),
     ),
     "label": (("torch/graphs/compiled_replay.json.gz", "--graph", PAGE),),

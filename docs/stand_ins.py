@@ -24,6 +24,7 @@ NSIGHT = DATA / "nsight"
 
 FILES = {
     "trace.json.gz": EAGER,
+    "memory.json.gz": DATA / "torch" / "memory" / "conv_training.json.gz",
     "rank0.json.gz": JOB[0],
     "rank1.json.gz": JOB[1],
     "server.json.gz": EAGER,

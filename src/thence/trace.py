@@ -47,6 +47,13 @@ if TYPE_CHECKING:
     from thence.analysis.grouping import kernel_groups, time_by_place
     from thence.analysis.idle import answer as idle_answer
     from thence.analysis.idle.answer import IdleTime
+    from thence.analysis.memory import answer as memory_answer
+    from thence.analysis.memory import flame as memory_flames
+    from thence.analysis.memory import kinds as memory_kinds
+    from thence.analysis.memory import over_time as memory_times
+    from thence.analysis.memory import tracks as memory_tracks
+    from thence.analysis.memory.answer import Memory
+    from thence.analysis.memory.over_time import MemoryOverTime
     from thence.analysis.programs import answer as programs
     from thence.analysis.programs import compilation, warmup
     from thence.analysis.programs.answer import Programs
@@ -104,6 +111,8 @@ else:
         "thence.analysis.flame": "answer:flame",
         "thence.analysis.grouping": "kernel_groups time_by_place",
         "thence.analysis.idle": "answer:idle_answer",
+        "thence.analysis.memory": "answer:memory_answer flame:memory_flames kinds:memory_kinds over_time:memory_times "
+        "tracks:memory_tracks",
         "thence.analysis.programs": "answer:programs compilation warmup",
         "thence.analysis.ranks": "answer:ranks_answer summary:rank_summaries",
         "thence.analysis.report": "duration_spread first_screen:first_screens headline next_steps page:pages summary",
@@ -332,6 +341,34 @@ class Trace:
         """
         return self._answer(rooflines.roofline(self.tables, by, peaks))
 
+    def memory(self, by: str | None = None, at: str = "peak") -> Memory:
+        """Memory that was live at the peak, or at another moment, by place; what grows, and what would help.
+
+        Only ranks and devices of the selection count: the peak is that of the whole trace.
+
+        Args:
+            by: one of `thence.model.places.MEMORY_BY`; None: the first of module, source and op that is known.
+            at: ``peak``; ``oom``, the first allocation that failed; or a time after the first device activity, such as
+                ``1.2s``.
+
+        Raises:
+            UsageError: ``by`` or ``at`` has another value.
+            MissingData: the trace holds no events about memory; or, for ``oom``, no allocation failed.
+        """
+        return self._answer(memory_answer.memory(self.tables, by, at))
+
+    def memory_over_time(self, by: str | None = None) -> MemoryOverTime:
+        """What the device with the highest peak held over time, by place: see `plot_memory`.
+
+        Args:
+            by: as `memory` takes it.
+
+        Raises:
+            UsageError: ``by`` has another value.
+            MissingData: the trace holds no events about memory.
+        """
+        return memory_times.memory_over_time(self.tables, by or self.memory().by)
+
     def step_kinds(self) -> StepKinds:
         """Time per step of an inference server, by batch size, layer and kernel.
 
@@ -359,12 +396,16 @@ class Trace:
             idle: which idle time has frames. ``steady``: all except that before and inside the first executions
                 of XLA programs. ``include``: all. ``exclude``: none.
             fold: whether equal layers of a model are one frame; by module, label or op_name.
-            weight: what the width of a frame is: ``time``, or ``headroom``, the time beyond what the device allows.
+            weight: what the width of a frame is: ``time``; ``headroom``, the time beyond what the device allows; or
+                ``memory``, the bytes live at the peak, without idle time, phases or folding.
 
         Raises:
             UsageError: ``by``, ``split``, ``idle`` or ``weight`` has another value, or ``by`` has no layers to fold.
-            MissingData: the trace holds no device activity; or, for headroom, the peaks of its devices are not known.
+            MissingData: the trace holds no device activity; or, for headroom, the peaks of its devices are not known;
+                or, for memory, it holds no events about memory.
         """
+        if weight == flame.Weight.MEMORY.value:
+            return self._answer(memory_flames.memory_flame(self.tables, by))
         usual = self.tree_kind if fold else time_by_place.default_kind(self.tables, FLAME_KINDS, "ops")
         parts, shown, width = _choice(flame.Split, split), _choice(flame.Idle, idle), _choice(flame.Weight, weight)
         # Cached, because the page of a report needs the same idle time.
@@ -491,6 +532,8 @@ class Trace:
             roofline=result_or_reason(lambda: shown.roofline(self.default_kind)),
             explanation=self.explain(),
             shifts={} if self._applied_alignment is None else self._applied_alignment.shifts,
+            memory=result_or_reason(self.memory),
+            memory_over_time=result_or_reason(self.memory_over_time),
             default_kind=self.default_kind,
         )
 
@@ -645,6 +688,7 @@ class Trace:
             result_or_reason(self._named_ranks),
             result_or_reason(lambda: self.collectives(late=False)),
             result_or_reason(lambda: shown.roofline(shown.default_kind)),
+            result_or_reason(self.memory),
             result_or_reason(self._suggested_gains),
             next_steps.next_steps(self.tables, self.headline, summary, lambda: False),
             explanations.longest_executions(shown.tables),
@@ -801,8 +845,9 @@ class Trace:
         return idle_answer.waited_in_collectives(times, self.alignment, self._instances)
 
     def _spans(self) -> pl.DataFrame:
-        """Tracks of spans for timelines: the causes of idle time, and the critical path."""
-        return pl.concat([idle_answer.idle_tracks(self.tables), *self._path_track()])
+        """Tracks of spans for timelines: the causes of idle time, the critical path, and the largest allocations."""
+        memory = [] if self.tables.memory.is_empty() else [memory_tracks.memory_tracks(self.tables)]
+        return pl.concat([idle_answer.idle_tracks(self.tables), *self._path_track(), *memory])
 
     def _path_track(self) -> list[pl.DataFrame]:
         """The critical path as one track, in a list.
@@ -900,7 +945,7 @@ class Trace:
         """Runs an SQL query over the tables of the trace.
 
         The tables are gpu, host, places, activities, annotations, collectives, threads, programs, events, waits,
-        steps and step_times.
+        steps, step_times, memory, memory_totals and memory_failures.
 
         Example:
             ``trace.sql("select label, sum(duration) as ns from activities group by label order by ns desc")``
@@ -912,10 +957,13 @@ class Trace:
 
     def frames(self, query: str) -> dict[str, pl.DataFrame | pl.LazyFrame]:
         """The tables that an SQL query may need, by name; lazy frames for tables that have not been read."""
-        return {
-            name: getattr(self if name in ("activities", "annotations") else self.tables, name)
-            for name in sql_queries.named(query)
-        }
+        return {name: self._frame(name) for name in sql_queries.named(query)}
+
+    def _frame(self, name: str) -> pl.DataFrame:
+        if name == "memory":
+            return memory_kinds.placed_memory(self.tables)
+        frame: pl.DataFrame = getattr(self if name in ("activities", "annotations") else self.tables, name)
+        return frame
 
     def plot_timeline(self) -> Chart:
         """A chart of every stream over time.
@@ -932,6 +980,10 @@ class Trace:
     def plot_roofline(self, by: By = "shape") -> Chart:
         """TFLOP/s against FLOP per byte of each row of ``roofline(by)``, and what the GPU allows."""
         return charts.roofline_chart(self.roofline(by))
+
+    def plot_memory(self, by: str | None = None) -> Chart:
+        """Memory over time by place, on the device with the highest peak."""
+        return charts.memory_chart(self.memory_over_time(by))
 
     def plot_flame(self, by: FlameBy | None = None) -> Chart:
         """The flame graph; ``thence flame`` writes a page with zoom, search and filters."""

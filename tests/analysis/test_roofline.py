@@ -126,7 +126,7 @@ def test_peaks_that_say_too_little_are_refused(options: list[str]) -> None:
 
 def test_peaks_that_cannot_be_measured_are_refused_before_the_program_runs(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
-    done = run_thence("record", "-o", tmp_path / "out", "--measure-peaks", "--", "touch", ran)
+    done = run_thence("record", "-o", tmp_path / "out", "--with", "peaks", "--", "touch", ran)
     assert done.returncode == 2
     assert b"thence: peaks could not be measured: measuring peaks needs" in done.stderr
     assert not ran.exists()

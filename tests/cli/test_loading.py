@@ -34,6 +34,7 @@ QUESTIONS = {
     f"thence.analysis.{name}"
     for name in (
         "collectives.answer", "cuda_graphs.lanes", "diff.answer", "explain.answer", "flame.answer", "idle.answer",
+        "memory.answer",
         "programs.answer", "programs.compilation", "ranks.answer", "report.first_screen", "report.summary",
         "soundness.check", "steps.answer", "streams", "timelines.overview", "timelines.timeline",
         "whatif.answer", "whatif.critical_path",
@@ -69,6 +70,7 @@ def loaded(code: str, *arguments: str | Path) -> set[str]:
                 "collectives.answer",
                 "explain.answer",
                 "idle.answer",
+                "memory.answer",
                 "report.summary",
                 "soundness.check",
                 "whatif.answer",
@@ -78,6 +80,7 @@ def loaded(code: str, *arguments: str | Path) -> set[str]:
         (("collectives", FSDP[0]), {"collectives.answer", "ranks.answer", "soundness.check"}),
         (("diff", *FSDP[:2]), {"diff.answer", "soundness.check", "steps.answer"}),
         (("idle", _GRAPHS), {"idle.answer", "soundness.check"}),
+        (("memory", TORCH / "memory" / "conv_training.json.gz"), {"memory.answer", "soundness.check"}),
         (("programs", _XSPACE), {"programs.answer", "soundness.check"}),
         (("ranks", *FSDP[:2]), {"ranks.answer", "soundness.check"}),
         (("sql", _GRAPHS, "select 1"), {"soundness.check"}),

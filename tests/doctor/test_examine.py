@@ -17,7 +17,7 @@ from thence.cli.doctor import command
 from thence.doctor import examine as doctor
 from thence.doctor import probe as probing
 from thence.doctor.probe import STEPS, probe
-from thence.doctor.versions import COMPILED, IN_PYTHON, SCANNER_AS_ASKED
+from thence.doctor.versions import COMPILED, IN_PYTHON, SCANNER_AS_ASKED, UNPICKLER_AS_ASKED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,6 +51,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(doctor, "_PROC", tmp_path)
     monkeypatch.setattr(shutil, "which", lambda _name: "/opt/nsys")
     monkeypatch.setattr(doctor, "scanner_kind", lambda: COMPILED)
+    monkeypatch.setattr(doctor, "unpickler_kind", lambda: COMPILED)
     monkeypatch.chdir(tmp_path)
     for name in ("CUDA_VISIBLE_DEVICES", "NVTX_INJECTION64_PATH", "CUDA_INJECTION64_PATH"):
         monkeypatch.delenv(name, raising=False)
@@ -80,17 +81,25 @@ def test_on_a_good_machine_everything_works() -> None:
 def test_every_refusal_comes_with_a_way_out() -> None:
     nothing = {step: {"error": "broken"} for step in STEPS}
     found = examined(nothing, {})
-    assert [c.name for c in found.values() if c.works] == ["nsys", "scanner", "disk"]
+    assert [c.name for c in found.values() if c.works] == ["nsys", "scanner", "unpickler", "disk"]
     assert all(c.found and c.cure for c in found.values() if not c.works)
     # Where the cause is elsewhere, it is pointed to instead of repeated.
     assert found["recording"].cure == "see driver"
     assert found["nvtx"].cure == "see driver"
 
 
-@pytest.mark.parametrize(("kind", "cure"), [(IN_PYTHON, "C compiler"), (SCANNER_AS_ASKED, "unset THENCE_SCANNER")])
-def test_a_missing_scanner_is_told(kind: str, cure: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "scanner_kind", lambda: kind)
-    found = examined()["scanner"]
+@pytest.mark.parametrize(
+    ("name", "kind", "cure"),
+    [
+        ("scanner", IN_PYTHON, "C compiler"),
+        ("scanner", SCANNER_AS_ASKED, "unset THENCE_SCANNER"),
+        ("unpickler", IN_PYTHON, "C compiler"),
+        ("unpickler", UNPICKLER_AS_ASKED, "unset THENCE_UNPICKLER"),
+    ],
+)
+def test_a_missing_compiled_reader_is_told(name: str, kind: str, cure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, f"{name}_kind", lambda: kind)
+    found = examined()[name]
     assert not found.works
     assert kind in found.found
     assert cure in found.cure

@@ -34,6 +34,11 @@ def test_the_variable_decides_about_the_scanner(monkeypatch: pytest.MonkeyPatch)
     assert versions()["scanner"] == "in Python, as set by THENCE_SCANNER"
 
 
+def test_the_variable_decides_about_the_unpickler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THENCE_UNPICKLER", "python")
+    assert versions()["unpickler"] == "in Python, as set by THENCE_UNPICKLER"
+
+
 def test_why_stacks_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THENCE_LINES", "events")
     assert why_no_stacks() == "the environment variable THENCE_LINES selects events"

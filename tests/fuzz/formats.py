@@ -131,6 +131,25 @@ def _pickled_calls(tree: Tree, folder: Path) -> Path:
     return path
 
 
+def _snapshot() -> Tree:
+    """The last events of a real snapshot, with three frames each, and its first blocks."""
+    state = pickle.loads(gzip.decompress((DATA / "torch" / "memory_snapshots" / "oom.pickle.gz").read_bytes()))
+    events = state["device_traces"][0][-2 * ROWS :]
+    segments = state["segments"][:3]
+    for dicts in (events, segments, *(segment["blocks"] for segment in segments)):
+        for known in dicts:
+            known["frames"] = [dict(frame) for frame in known.get("frames", [])[-3:]]
+    for segment in segments:
+        segment |= {"blocks": segment["blocks"][:3], "segment_pool_id": list(segment["segment_pool_id"])}
+    return state | {"segments": segments, "device_traces": [events]}
+
+
+def _pickled_snapshot(tree: Tree, folder: Path) -> Path:
+    path = folder / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(tree, protocol=4))
+    return path
+
+
 # ---- Protobuf: lists of [field, wire type, value], values being such lists where the schema says so
 
 
@@ -460,6 +479,7 @@ FORMATS = (
     Format("calls", _flight_recorder, _as_json("fr_trace_0.json")),
     Format("calls-pickle", _flight_recorder, _pickled_calls),
     Format("inspector", _inspector, _as_lines),
+    Format("snapshot", _snapshot, _pickled_snapshot),
     Format("xplane", _xplane, _written_protobuf("a.xplane.pb")),
     Format("hlo", _hlo, _written_protobuf("a.hlo.pb")),
     Format("sqlite", _nsight, _sqlite),

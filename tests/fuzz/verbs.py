@@ -20,6 +20,7 @@ VERBS = (
     ("report", "--only", "kernel"), ("report", "--by", "collective"), ("report", "--details"),
     ("report", "-o", "OUT/a.html"), ("explain",), ("idle",), ("idle", "--by", "step"), ("steps",), ("whatif",),
     ("roofline",),
+    ("memory",), ("memory", "--by", "source", "--at", "1ms"),
     ("whatif", "--free", "kernel:.", "--no-wait", "all"), ("diff", "GOOD"), ("diff", "--anyway", "INPUT"),
     ("diff", "--anyway", "INPUT", "-o", "OUT/a.pftrace"),
     ("sql", "INPUT", "select * from activities order by start limit 5"),
@@ -63,6 +64,7 @@ VALUES = {
     "--no-wait": ("all", "nccl"),
     "--on-time": ("rank:0", "rank:7"),
     "--fail-on": ("total>5%", "kernel:.>1us"),
+    "--at": ("peak", "oom", "1ms", "soon"),
     "--time-limit": ("5",),
     "--memory-limit": ("0.5",),
 }

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 def no_device_work(trace: Attributed) -> MissingData:
     """The error for a trace without device work: what the trace is, and what to do."""
     inputs = ", ".join(trace.meta.inputs)
+    if trace.host.is_empty() and not trace.memory.is_empty():
+        return MissingData(f"{inputs}: holds memory and no times of kernels; thence memory shows it")
     if trace.meta.warnings:  # a file that is cut short may have lost its GPU rows
         return MissingData(f"{inputs}: no GPU activity could be read; {'; '.join(trace.meta.warnings)}")
     if trace.host.is_empty():

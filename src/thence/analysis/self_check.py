@@ -44,6 +44,9 @@ def row_references(trace: Attributed) -> tuple[tuple[str, pl.Series, int], ...]:
         ("records that are waited for", trace.waits["record"], trace.events.height),
         ("activities in CUDA graphs", trace.graph_places["gpu"], rows),
         ("activities of programs", trace.gpu["program"], trace.programs.height),
+        ("begins of allocations", trace.memory["opened"], trace.memory_totals.height),
+        ("ends of allocations", trace.memory["closed"], trace.memory_totals.height),
+        ("failed allocations", trace.memory_failures["after"], trace.memory_totals.height),
         ("HLO modules of programs", trace.programs["hlo"], len(trace.hlo)),
     )
 

@@ -21,6 +21,9 @@ from thence.model.tables import (
     EVENTS,
     GPU,
     HOST,
+    MEMORY,
+    MEMORY_FAILURES,
+    MEMORY_TOTALS,
     PROGRAMS,
     STEP_TIMES,
     STEPS,
@@ -47,6 +50,9 @@ TABLES = (
     "waits",
     "steps",
     "step_times",
+    "memory",
+    "memory_totals",
+    "memory_failures",
 )
 """The tables that a query can name."""
 
@@ -173,7 +179,8 @@ ANNOTATIONS = Table(
     ),
 )  # fmt: skip
 DESCRIBED_TABLES = (
-    GPU, PLACES_TABLE, ACTIVITIES, HOST, COLLECTIVES, PROGRAMS, THREADS, EVENTS, WAITS, STEPS, STEP_TIMES, ANNOTATIONS,
+    GPU, PLACES_TABLE, ACTIVITIES, HOST, COLLECTIVES, PROGRAMS, THREADS, EVENTS, WAITS, STEPS, STEP_TIMES, MEMORY,
+    MEMORY_TOTALS, MEMORY_FAILURES, ANNOTATIONS,
 )  # fmt: skip
 """Every table that a query can name."""
 

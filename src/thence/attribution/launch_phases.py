@@ -67,10 +67,7 @@ _NUMBER = {phase: _PHASES.index(phase.value) for phase in Phase}
 
 def launch_phases(host: HostRows) -> tuple[pl.Series, Int64]:
     """The phase of each device activity, null where it is unknown, and the code of the rule or ``no_backward``."""
-    number_of_row, phases = _phases_of_rows(host)
-    number = values_at(number_of_row, host.climb(host.launch, number_of_row > 0), 0)
-    phase = np.array([0, *(_NUMBER[phase] for phase, _ in phases)])[number]
-    rule = np.array([0, *(_code(code) for _, code in phases)])[number]
+    phase, rule = _phases_around(host)
     in_operator = host.climb(host.launch, host.of("op")) != NO_ROW
     unknown = (phase == 0) & ~host.in_graph
     left = unknown & in_operator
@@ -85,6 +82,20 @@ def launch_phases(host: HostRows) -> tuple[pl.Series, Int64]:
     phase[other], rule[other] = _NUMBER[Phase.OTHER], _code("outside_autograd")
     names = pl.Series(_PHASES, dtype=pl.Categorical())
     return names.gather(phase), rule
+
+
+def row_phases(host: HostRows) -> pl.Series:
+    """The phase that the ranges around each of ``host.launch`` show, whatever was launched; null where none does."""
+    return pl.Series(_PHASES, dtype=pl.Categorical()).gather(_phases_around(host)[0])
+
+
+def _phases_around(host: HostRows) -> tuple[Int64, Int64]:
+    """Number of the phase that the ranges around each launch show, and of its rule; 0 where none does."""
+    number_of_row, phases = _phases_of_rows(host)
+    number = values_at(number_of_row, host.climb(host.launch, number_of_row > 0), 0)
+    phase = np.array([0, *(_NUMBER[phase] for phase, _ in phases)])[number]
+    rule = np.array([0, *(_code(code) for _, code in phases)])[number]
+    return phase, rule
 
 
 def launch_serving(host: HostRows) -> pl.Series:

@@ -17,7 +17,7 @@ Examples:
 
 _NAMES = (
     *("driver", "libcupti", "recording", "nvtx", "graphs", "measure", "torch", "jax", "nsys", "inside"),
-    *("scanner", "disk"),
+    *("scanner", "unpickler", "disk"),
 )
 
 

@@ -41,6 +41,7 @@ Examples:
   thence flame trace.json.gz --by module --fold -o layers.html   all layers of a model as one frame
   thence flame trace.json.gz --by ops -o ops.speedscope.json
   thence flame trace.json.gz --weight headroom -o headroom.html
+  thence flame memory.json.gz --weight memory -o memory.html
   thence flame trace.json.gz --by stack -o gpu.pb.gz          go tool pprof -http : gpu.pb.gz
   thence flame trace.json.gz -o flame.svg                     an image for a document or notebook
   thence flame trace.json.gz -o - | inferno-flamegraph > interactive.svg
@@ -78,8 +79,9 @@ Examples:
 )
 @choice_option(
     "--weight",
-    choices=("time", "headroom"),
-    meaning="What the width of a frame is. headroom: GPU time beyond what the GPU allows (thence roofline).",
+    choices=("time", "headroom", "memory"),
+    meaning="What the width of a frame is. headroom: GPU time beyond what the GPU allows (thence roofline). memory: "
+    "bytes live at the peak (thence memory).",
 )
 @force_option
 def command(inputs: Inputs, output: str, force: bool, **options: Any) -> None:  # noqa: FBT001 - a click flag

@@ -35,6 +35,7 @@ SCHEMAS: Mapping[str, int] = {
     "compile": 1,
     "idle": 2,
     "roofline": 1,
+    "memory": 1,
     "steps": 2,
     "whatif": 2,
     "check": 1,

@@ -77,9 +77,10 @@ def _sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--with",
     "added",
     multiple=True,
-    type=click.Choice(("launches", "overhead")),
+    type=click.Choice(("launches", "memory", "overhead", "peaks")),
     help="Also record every API call that launches work or waits as CUPTI's records (else callbacks note them, which "
-    "costs far less), or the overhead of CUPTI itself.",
+    "costs far less), every allocation of PyTorch's memory allocator, the overhead of CUPTI itself, or, before the "
+    "command runs, what this machine's GPU attains (ten seconds with PyTorch), for thence roofline.",
 )
 @click.option(
     "--without",
@@ -114,12 +115,6 @@ def _sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--strict", is_flag=True, help="Exit with code 2 if the command succeeds but its recording is empty or incomplete."
 )
-@click.option(
-    "--measure-peaks",
-    is_flag=True,
-    help="Before the command runs, measure in ten seconds with PyTorch what this machine's GPU attains; thence "
-    "roofline then also states shares of that.",
-)
 @click.argument("program", nargs=-1, required=True, metavar="[--] COMMAND...")
 @click.pass_context
 def command(
@@ -134,7 +129,6 @@ def command(
     *,
     no_baseline: bool,
     strict: bool,
-    measure_peaks: bool,
 ) -> None:
     """Run a command and record the GPU work of every Python process in it.
 
@@ -166,12 +160,13 @@ def command(
         baseline=not no_baseline,
         sampling=sampling,
         overhead="overhead" in added,
+        memory="memory" in added,
         flush_seconds=flush,
     )
     directory = claimed_directory(output)
     shown = output or directory.name
     try:
-        if measure_peaks:
+        if "peaks" in added:
             measure_into(directory / MEASURED_PEAKS_FILE)
         outcome = run(program, directory, options)
         recorded = content(directory)

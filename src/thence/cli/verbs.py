@@ -23,6 +23,7 @@ VERBS = {
     "compile": "Show compilation time by phase.",
     "idle": "Divide idle GPU time by cause and by line, module or op.",
     "roofline": "Show FLOP, bytes and headroom by module, line or kernel.",
+    "memory": "Show what held memory at its peak, and what grows.",
     "steps": "List steps: duration, busy, idle and exposed time.",
     "whatif": "Predict the gain of a change by replaying the trace.",
     "check": "Check whether a trace is complete and consistent.",

@@ -27,6 +27,7 @@ from thence.doctor.versions import (
     installed_version,
     probe_kind,
     scanner_kind,
+    unpickler_kind,
     why_no_samples,
     why_no_stacks,
 )
@@ -321,6 +322,19 @@ def _scanner(_machine: _Machine) -> _Answer:
     return _no(f"Kineto traces are read {kind}, {slower}", "unset THENCE_SCANNER")
 
 
+def _unpickler(_machine: _Machine) -> _Answer:
+    kind = unpickler_kind()
+    if kind == COMPILED:
+        return _yes("snapshots of PyTorch's memory are read by the compiled unpickler")
+    slower = "up to 64 MB, which takes a hundred times as much CPU time as with the compiled unpickler"
+    if kind == IN_PYTHON:
+        return _no(
+            f"snapshots of PyTorch's memory are read in Python, {slower}",
+            "the unpickler is in the wheels for Linux and is built where there is a C compiler",
+        )
+    return _no(f"snapshots of PyTorch's memory are read {kind}, {slower}", "unset THENCE_UNPICKLER")
+
+
 def _disk(_machine: _Machine) -> _Answer:
     folder = Path.cwd()
     free = shutil.disk_usage(folder).free
@@ -344,6 +358,7 @@ CHECKS: dict[str, Callable[[_Machine], _Answer]] = {
     "nsys": _nsys,
     "inside": _inside,
     "scanner": _scanner,
+    "unpickler": _unpickler,
     "disk": _disk,
 }
 """The checks, in the order of the output."""

@@ -23,6 +23,7 @@ PROC = Path("/proc/driver/nvidia")
 IN_PYTHON = "in Python"
 AS_ASKED = "in Python, as set by THENCE_PROBE"
 SCANNER_AS_ASKED = "in Python, as set by THENCE_SCANNER"
+UNPICKLER_AS_ASKED = "in Python, as set by THENCE_UNPICKLER"
 COMPILED = "compiled"
 
 
@@ -33,6 +34,7 @@ def versions() -> dict[str, str]:
     """
     python = f"{platform.python_version()} ({platform.python_implementation()}, {platform.platform(terse=True)})"
     found = {"thence": __version__, "python": python, "probe": probe_kind(), "scanner": scanner_kind()}
+    found["unpickler"] = unpickler_kind()
     libraries = {name: installed_version(name) for name in _LIBRARIES}
     found |= {name: version for name, version in libraries.items() if version is not None}
     cupti = (f"{name} {v}" for name in _CUPTI if (v := installed_version(name)) is not None)
@@ -61,6 +63,13 @@ def scanner_kind() -> str:
     if os.environ.get("THENCE_SCANNER") == "python":
         return SCANNER_AS_ASKED
     return IN_PYTHON if find_spec("thence.readers.kineto._scanner") is None else COMPILED
+
+
+def unpickler_kind() -> str:
+    """What reads snapshots of PyTorch's memory here, by the rules of `thence.readers.memory_snapshot.compiled`."""
+    if os.environ.get("THENCE_UNPICKLER") == "python":
+        return UNPICKLER_AS_ASKED
+    return IN_PYTHON if find_spec("thence.readers.memory_snapshot._unpickler") is None else COMPILED
 
 
 def why_no_stacks() -> str | None:

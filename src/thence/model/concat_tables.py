@@ -30,10 +30,13 @@ _ROW_REFERENCES = {
     "waits": {"host": "host", "record": "events"},
     "steps": {},
     "step_times": {},
+    "memory": {"opened": "memory_totals", "closed": "memory_totals"},
+    "memory_totals": {},
+    "memory_failures": {"after": "memory_totals"},
     "graph_places": {"gpu": "gpu"},
 }
 """Columns that hold row numbers, by table, and the table that they point into."""
-_TIMES = ("start", "launch")
+_TIMES = ("start", "launch", "end")
 """Columns that hold times."""
 _MAX_CHUNKS = 16
 """Of more parts, the columns are made contiguous: each part of a column costs time in every query."""
@@ -92,7 +95,7 @@ def concat(parts: Sequence[Tables]) -> Tables:
 
 def row_offsets(parts: Sequence[Tables]) -> dict[str, list[int]]:
     """For each table that others refer to, the row of the concatenated table at which each part begins."""
-    names = ("gpu", "host", "programs", "events", "steps", "hlo")
+    names = ("gpu", "host", "programs", "events", "steps", "memory_totals", "hlo")
     heights = {name: [len(getattr(part, name)) for part in parts] for name in names}
     return {name: [0, *itertools.accumulate(counts)][:-1] for name, counts in heights.items()}
 
@@ -167,6 +170,9 @@ def renumbered(part: _Tables, new: Mapping[int, int]) -> _Tables:
         waits=frame(part.waits),
         steps=frame(part.steps),
         step_times=frame(part.step_times),
+        memory=frame(part.memory),
+        memory_totals=frame(part.memory_totals),
+        memory_failures=frame(part.memory_failures),
         graph_labels=labels,
         flight_records=records,
         meta=dataclasses.replace(part.meta, devices=devices),

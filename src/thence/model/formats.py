@@ -6,8 +6,8 @@ Writers, readers and inspection tools share these definitions. This module impor
 **Recording** (`RECORDING`): a folder for each process with `DESCRIPTION` and, for each of `TABLES`, parts
 (`part_name`) numbered from 1, each a complete file of `thence.model.column_file`. `DESCRIPTION` states how many
 parts and rows of each table had been written at the time when it was written itself. The folder also holds the
-labels of captured graphs (`LABELS_FILE`), and a folder of HLO modules (`HLO_FOLDER`) with an index
-(`COMPILED_INDEX`).
+labels of captured graphs (`LABELS_FILE`), a snapshot of PyTorch's memory (`MEMORY_FILE`), and a folder of HLO modules
+(`HLO_FOLDER`) with an index (`COMPILED_INDEX`).
 
 **Labels of captured graphs** (`GRAPH_LABELS`): one JSON object; nodes and edges are stored as columns:
 
@@ -121,10 +121,12 @@ has the times of all steps."""
 OPENED, CLOSED, BACKWARD_OPENED, STEP = 0, 1, 2, 3
 """Values of the column ``what`` of the table marks."""
 
+MEMORY_FILE = "memory.pickle"
+"""File of a recording with a snapshot of PyTorch's memory (`thence.readers.memory_snapshot`), if it was asked for."""
 LABELS_FILE = "labels.json"
 """File of a recording that holds the labels of its captured CUDA graphs."""
 MEASURED_PEAKS_FILE = "measured-peaks"
-"""File of a recording, in the folder around those of its processes, that ``thence record --measure-peaks`` writes."""
+"""File of a recording, in the folder around those of its processes, that ``thence record --with peaks`` writes."""
 GRAPH_LABELS = "thence.graph-labels"
 GRAPH_LABELS_VERSION = 3
 """In version 1, nodes had no place; in version 2, places had no call."""

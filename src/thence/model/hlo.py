@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import polars as pl
 
@@ -75,6 +75,16 @@ FRAMES = {
 and column count from 1, 0 is unknown; frames whose whole stacks are equal share ``stack``, the number of
 the first of these frames."""
 
+BUFFERS = {
+    "allocation": pl.Int64(),  # number of the allocation that it is in
+    "kind": pl.Categorical(),  # argument, output, constant, temporary; null: not used when most is
+    "bytes": pl.Int64(),
+    "instruction": pl.Int64(),  # id of the instruction that makes it; null: unknown
+    "name": pl.String(),  # its name, where a module of before 2022 states no id; else null
+}
+"""Schema of the memory of a module when its program needs most: one row for each buffer that is live then, and for
+what is not used of an allocation; the rows of an allocation add up to its size."""
+
 _MAX_DEPTH = 10_000
 
 
@@ -110,6 +120,7 @@ class HloModule:
         computations: columns of `COMPUTATIONS`.
         loops: columns of `LOOPS`.
         frames: columns of `FRAMES`.
+        buffers: columns of `BUFFERS`; empty if the module came without its buffer assignment.
     """
 
     name: str
@@ -122,6 +133,7 @@ class HloModule:
     computations: pl.DataFrame
     loops: pl.DataFrame
     frames: pl.DataFrame
+    buffers: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=BUFFERS))
 
     def stack(self, frame: int) -> tuple[Frame, ...]:
         """The source stack that ends in a frame, outermost first; empty for frame 0."""

@@ -175,7 +175,7 @@ def peaks_at_clock(device: str, mhz: float) -> Peaks | None:
 
 
 def measured_peaks_of(device: str, measured: Mapping[str, Any]) -> Peaks | None:
-    """The peaks that `thence record --measure-peaks` kept, if they are those of this GPU.
+    """The peaks that `thence record --with peaks` kept, if they are those of this GPU.
 
     Args:
         device: the name that its driver gives it.

@@ -205,5 +205,8 @@ IDLE_BY = (
 source: the function or line of the user's own code. call: the innermost host row. kernel: the activity that ended the
 idle time. wait: the last call that waited, if it emptied the queue. reason: why a cause is unknown."""
 
+MEMORY_BY = ("module", "source", "label", "op", "phase", "step", "kind", "rank")
+"""By what memory that is live can be grouped. kind: what it is for, as `thence.model.tables.MEMORY_KINDS`."""
+
 FREE_BY = (*PLACES, "kernel", "collective", "cause")
 """Kinds of names by which a change selects work, as in ``--free label:attention``."""

@@ -144,6 +144,18 @@ def parse_window(text: str) -> tuple[int | None, int | None]:
     return first, last
 
 
+def parse_time(text: str) -> int:
+    """The time of ``1.2s``, in ns.
+
+    Raises:
+        UsageError: the text has another form.
+    """
+    match = _TIME.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"cannot read the time {text!r}: write a time after the first device activity, such as 1.2s")
+    return _exact_ns(match[1], match[2])
+
+
 def _exact_ns(number: str, unit: str) -> int:
     whole, _, decimals = number.partition(".")
     scale = _UNITS_NS[unit]

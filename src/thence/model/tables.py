@@ -82,6 +82,22 @@ WAIT_KINDS = ("device", "stream", "event", "copy", "free")
 """What a host call can wait for. device: all work of the device (cudaDeviceSynchronize). stream: all work of one
 stream. event: all work before the record of an event. copy: its own copy (cudaMemcpy). free: cudaFree, which
 waits for the device before it frees memory."""
+MEMORY_KINDS = (
+    "parameter",
+    "gradient",
+    "optimizer_state",
+    "activation",
+    "temporary",
+    "workspace",
+    "communication",
+    "argument",
+    "output",
+    "constant",
+)
+"""What memory can be for, where it can be proved. parameter, gradient, optimizer_state: of a model. activation: made in
+the forward pass and returned in the backward pass or after it. temporary: returned in the operator or the pass that
+allocated it, or scratch memory of an XLA program. workspace: of a library such as cuBLAS. communication: of
+collectives. argument, output, constant: of an XLA program."""
 KNOWN = ("recorded", "inferred", "never_recorded", "unknown")
 """How the stream and the record of an event or wait are known. recorded: the producer wrote ids that fit the
 trace. inferred: they follow from the order of the calls, and the times of the activities do not contradict this.
@@ -384,6 +400,95 @@ WAITS = Table(
 )
 
 
+_PLACES_OF_MEMORY = (
+    Column("label", _NAME, "path of the labels, outermost first"),
+    Column("module", _NAME, "path of nn.Module calls"),
+    Column("op", _NAME, "innermost framework operator, or the HLO instruction"),
+    Column("source", _NAME, "``file.py:12 function``"),
+    Column("position", pl.Enum(POSITIONS), "what its line number is, as `Position`"),
+    Column("stack", _NAME, "path of Python frames, as `thence.model.graph_labels.Place.stack_text` writes it"),
+    Column("phase", _NAME, "as `Phase`"),
+)
+"""Where a call of an allocator came from, as far as the format itself says (memory snapshots have the true lines).
+`thence.analysis.memory.places` keeps these, and finds the others by the host ranges around the call."""
+
+
+MEMORY = Table(
+    "memory",
+    "one allocation: a block of memory from the call that handed it out to the call that returned it, sorted by rank, "
+    "device and opened, those from before the trace first",
+    (
+        Column("rank", pl.Int32(), "rank of the process in its job"),
+        Column("device", pl.Int32(), "device index within the process; null: memory of the host"),
+        Column("process", pl.Int64(), "process id; null where unknown"),
+        Column("thread", pl.Int64(), "thread id of the call that allocated it; null where unknown"),
+        Column("start", pl.Int64(), "ns on the trace's clock; null: allocated before the trace began"),
+        Column("end", pl.Int64(), "ns when it was returned; null: still live when the trace ended"),
+        Column(
+            "launch",
+            pl.Int64(),
+            "ns: in recordings, which note places at launches, when the work it was made for was launched; else null",
+        ),
+        Column("opened", pl.Int32(), "row in memory_totals of the reading after it was allocated; null as start"),
+        Column("closed", pl.Int32(), "row in memory_totals of the reading after it was returned; null as end"),
+        Column("address", pl.UInt64(), "where it begins; null where unknown"),
+        Column("bytes", pl.Int64(), "as the allocator counts it: with what it rounded up"),
+        Column("requested", pl.Int64(), "bytes that were asked for; null where unknown"),
+        Column("stream", pl.Int64(), "stream for whose work it was allocated; null where unknown"),
+        Column(
+            "pool", _NAME, "pool of the allocator, such as a CUDA graph's private one; null: the default or unknown"
+        ),
+        Column("allocator", _NAME, "name of the allocator: torch, or as XLA names it"),
+        Column("kind", pl.Enum(MEMORY_KINDS), "see MEMORY_KINDS; null where the producer does not say it"),
+        *_PLACES_OF_MEMORY,
+    ),
+    required=("rank", "bytes", "allocator"),
+)
+
+
+MEMORY_TOTALS = Table(
+    "memory_totals",
+    "what an allocator had handed out and reserved after one change, sorted by rank, device and order of the changes; "
+    "the first row of a device may be a reading before any change",
+    (
+        Column("rank", pl.Int32(), "rank of the process in its job"),
+        Column("device", pl.Int32(), "device index within the process; null: memory of the host"),
+        Column("allocator", _NAME, "name of the allocator, as in memory"),
+        Column("start", pl.Int64(), "ns on the trace's clock"),
+        Column("allocated", pl.Int64(), "bytes handed out and not returned, as the allocator states or counts them"),
+        Column("reserved", pl.Int64(), "bytes that the allocator holds of the device; null where unknown"),
+        Column("inactive", pl.Int64(), "bytes of reserved that are handed out to nobody; null where unknown"),
+    ),
+    required=("rank", "allocator", "start", "allocated"),
+)
+"""Allocations refer to its rows, because only their order tells which of two changes at the same time came first.
+The allocations that are live after a change are those with ``opened`` null or at most its row, and ``closed`` null or
+after it; their bytes are ``allocated``, less what was allocated before the trace and never seen."""
+
+
+MEMORY_FAILURES = Table(
+    "memory_failures",
+    "one allocation that failed because the device was out of memory, sorted by rank, device and start",
+    (
+        Column("rank", pl.Int32(), "rank of the process in its job"),
+        Column("device", pl.Int32(), "device index within the process"),
+        Column("process", pl.Int64(), "process id; null where unknown"),
+        Column("thread", pl.Int64(), "thread id of the call; null where unknown"),
+        Column("start", pl.Int64(), "ns on the trace's clock"),
+        Column("after", pl.Int32(), "row in memory_totals of the last reading before it; null: none"),
+        Column("bytes", pl.Int64(), "bytes that were asked for"),
+        Column("allocated", pl.Int64(), "bytes that were handed out at that time; null where unknown"),
+        Column("reserved", pl.Int64(), "bytes that the allocator held at that time; null where unknown"),
+        Column("device_free", pl.Int64(), "bytes of the device that no process held; null where unknown"),
+        Column("largest_inactive", pl.Int64(), "bytes of the largest block that the allocator held and nobody used"),
+        Column("stream", pl.Int64(), "stream for whose work it was asked; null where unknown"),
+        Column("allocator", _NAME, "name of the allocator, as in memory"),
+        *_PLACES_OF_MEMORY,
+    ),
+    required=("rank", "start", "bytes", "allocator"),
+)
+
+
 STEPS = Table(
     "steps",
     "one step of the program, sorted by rank, device and start",
@@ -517,6 +622,9 @@ class Tables:
     waits: pl.DataFrame = field(default_factory=WAITS.empty)
     steps: pl.DataFrame = field(default_factory=STEPS.empty)
     step_times: pl.DataFrame = field(default_factory=STEP_TIMES.empty)
+    memory: pl.DataFrame = field(default_factory=MEMORY.empty)
+    memory_totals: pl.DataFrame = field(default_factory=MEMORY_TOTALS.empty)
+    memory_failures: pl.DataFrame = field(default_factory=MEMORY_FAILURES.empty)
     hlo: tuple[HloModule, ...] = ()
     graph_places: pl.DataFrame = field(default_factory=GRAPH_PLACES.empty)
     graph_labels: tuple[GraphLabels, ...] = ()
@@ -528,7 +636,7 @@ class Tables:
     def ranks(self) -> list[int]:
         """Ranks that have at least one row, ascending."""
         ranks: set[int] = set()
-        for column in (self.gpu["rank"], self.host["rank"]):
+        for column in (self.gpu["rank"], self.host["rank"], self.memory_totals["rank"]):
             low, high = column.min(), column.max()  # mostly the same
             ranks.update({low, high} - {None} if low == high else column.unique())  # type: ignore[arg-type]
         return sorted(ranks)

@@ -20,7 +20,7 @@ bytes that stores at memo index 2^29 takes 8 GB and a minute there; 8 million em
 100 MB); 60,000 integers with one hash take over two minutes (here refused at the first). The price is time: a flight
 record of 1.6 MB takes 0.5 s here and 0.03 s there, which is 3 and 50 MB/s. That is enough for flight records and
 annotations, which have some megabytes. It is not for memory snapshots of hundreds of megabytes, nor is the unpickler,
-whose objects take 14 times the size of the file.
+whose objects take 14 times the size of the file: `thence.readers.memory_snapshot.tape` reads those.
 """
 
 from __future__ import annotations

@@ -11,13 +11,30 @@ import polars as pl
 from thence.errors import DamagedInput
 from thence.model.losses import Loss
 from thence.model.shortened_names import affordable
-from thence.model.tables import EVENTS, GPU, GRAPH_PLACES, HOST, PROGRAMS, STEP_TIMES, STEPS, THREADS, WAITS
+from thence.model.tables import (
+    EVENTS,
+    GPU,
+    GRAPH_PLACES,
+    HOST,
+    MEMORY,
+    MEMORY_FAILURES,
+    MEMORY_TOTALS,
+    PROGRAMS,
+    STEP_TIMES,
+    STEPS,
+    THREADS,
+    WAITS,
+)
 from thence.units import LATEST_NS, LONGEST_NS, several
 
 if TYPE_CHECKING:
     from thence.model.tables import Tables
 
 _Tables = TypeVar("_Tables", bound="Tables")
+_TABLES = (
+    *(GPU, HOST, PROGRAMS, THREADS, EVENTS, WAITS, STEPS, STEP_TIMES, GRAPH_PLACES),
+    *(MEMORY, MEMORY_TOTALS, MEMORY_FAILURES),
+)
 _MAX_TOTAL_NS = 1 << 62
 MAX_TEXT, MAX_TEXT_PER_ROW = 16_000_000, 1000
 """Characters of a column of names, written out for all rows: of any table, and more for each row. The longest real
@@ -36,7 +53,7 @@ def plausible(tables: _Tables, name: str) -> _Tables:
             durations of device activities add up to more than a century.
     """
     gpu = tables.gpu
-    for table in (GPU, HOST, PROGRAMS, THREADS, EVENTS, WAITS, STEPS, STEP_TIMES, GRAPH_PLACES):
+    for table in _TABLES:
         if lacking := table.lacking(getattr(tables, table.name)):
             raise DamagedInput(name, f"has rows of the table {table.name} without {', '.join(lacking)}")
     for frame, column, what in (
@@ -44,6 +61,7 @@ def plausible(tables: _Tables, name: str) -> _Tables:
         (tables.host, "start", "host range"),
         (tables.programs, "start", "program execution"),
         (tables.programs, "launch", "program launch"),
+        (tables.memory_totals, "start", "change of memory"),
     ):
         if not _between(frame[column], -LATEST_NS, LATEST_NS):
             late = frame.filter(~pl.col(column).is_between(-LATEST_NS, LATEST_NS)).height

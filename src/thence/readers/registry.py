@@ -74,6 +74,7 @@ _FILES = {
     "thence.readers.kineto.sniffing": "thence.readers.kineto.read",
     "thence.readers.flight_recorder": "thence.readers.flight_recorder",
     "thence.readers.nccl_inspector": "thence.readers.nccl_inspector",
+    "thence.readers.memory_snapshot.sniffing": "thence.readers.memory_snapshot.read",
     "thence.readers.label_files": "thence.readers.label_files",
     "thence.readers.jax.sniffing": "thence.readers.jax.xplane",
     "thence.readers.nsight.sqlite": "thence.readers.nsight.sqlite",

@@ -40,10 +40,7 @@ if TYPE_CHECKING:
 _MAX_NODES = 20_000_000
 _MEMORY_SNAPSHOT = {"segments", "device_traces"}
 """Keys of what ``torch.cuda.memory._dump_snapshot`` pickles."""
-_IS_SNAPSHOT = (
-    "is a snapshot of PyTorch's memory allocator (torch.cuda.memory), which holds no times of kernels; "
-    "record the program with thence record or torch.profiler"
-)
+_IS_SNAPSHOT = "is a snapshot of PyTorch's memory allocator (torch.cuda.memory), which holds no labels of CUDA graphs"
 _MAX_TEXT, _MAX_TEXT_PER_BYTE = 20_000_000, 20
 """Characters of annotations that are compared: of a file of any size, and more for each of its bytes."""
 _FIELD = 30  # characters that looking at a field costs as much time as
@@ -183,9 +180,6 @@ def _loaded(content: bytes, name: str) -> object:
                     "holds no annotations, only the name of PyTorch's view of them; save them with "
                     "pickle.dump(dict(get_kernel_annotations()), file)",
                 ) from error
-            # The objects of a snapshot refer to each other so often that it is refused like hostile files.
-            if all(key.encode() in content for key in _MEMORY_SNAPSHOT):
-                raise UnknownFormat(name, _IS_SNAPSHOT) from error
             raise DamagedInput(name, f"{error}; expected a pickled annotation file of PyTorch") from error
     try:
         return decoded(content, object)

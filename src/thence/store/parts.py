@@ -21,7 +21,7 @@ from thence.attribution.work.said import MAX_COUNT
 from thence.errors import Contradiction, DamagedInput
 from thence.model.attributed import RULE, SHARES, Attributed
 from thence.model.concat_tables import renumbered
-from thence.model.hlo import COMPUTATIONS, FRAMES, INSTRUCTIONS, LOOPS, HloModule
+from thence.model.hlo import BUFFERS, COMPUTATIONS, FRAMES, INSTRUCTIONS, LOOPS, HloModule
 from thence.model.phases import POSITIONS
 from thence.model.places import PLACES
 from thence.model.tables import (
@@ -30,6 +30,9 @@ from thence.model.tables import (
     GPU,
     GRAPH_PLACES,
     HOST,
+    MEMORY,
+    MEMORY_FAILURES,
+    MEMORY_TOTALS,
     PROGRAMS,
     STEP_TIMES,
     STEPS,
@@ -65,15 +68,24 @@ _MAX_FACTS = 1 << 30
 """Most bytes of a part's facts, which have some kilobytes and the notes."""
 _TABLES = {
     table.name: table.schema
-    for table in (HOST, COLLECTIVES, PROGRAMS, THREADS, EVENTS, WAITS, STEPS, STEP_TIMES, GRAPH_PLACES)
+    for table in (
+        *(HOST, COLLECTIVES, PROGRAMS, THREADS, EVENTS, WAITS, STEPS, STEP_TIMES, GRAPH_PLACES),
+        *(MEMORY, MEMORY_TOTALS, MEMORY_FAILURES),
+    )
 }
-_HLO = {"instructions": INSTRUCTIONS, "computations": COMPUTATIONS, "loops": LOOPS, "frames": FRAMES}
+_HLO = {
+    "instructions": INSTRUCTIONS,
+    "computations": COMPUTATIONS,
+    "loops": LOOPS,
+    "frames": FRAMES,
+    "buffers": BUFFERS,
+}
 _MODULE_FACTS = {
     "name": pl.String(), "id": pl.Int64(), "fingerprint": pl.String(), "entry": pl.Int64(),
     "replicas": pl.Int64(), "partitions": pl.Int64(),
 }  # fmt: skip
-_OF_HOST = ("host", "events", "waits", "host_collectives")
-"""Tables whose rows are host ranges, or refer to them."""
+_OF_HOST = ("host", "events", "waits", "host_collectives", "memory", "memory_totals", "memory_failures")
+"""Tables whose rows are host ranges, or mean nothing without them."""
 _AT_ONCE = 256
 """Parts whose summaries go to one file; they are in memory together while it is written."""
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from thence.analysis.idle.answer import IdleTime
+    from thence.analysis.memory.answer import Memory
     from thence.analysis.programs.compilation import Compilation
     from thence.analysis.ranks.answer import Job
     from thence.analysis.report.headline import Headline
@@ -256,6 +257,13 @@ class StoredTrace(Trace):
             if summaries and not summaries["totals"]["xla"].any():
                 self._need_host("roofline")
         return super().roofline(by, peaks)
+
+    def memory(self, by: str | None = None, at: str = "peak") -> Memory:
+        """As `Trace.memory`; needs host ranges, except for XLA's programs, whose memory is known from their HLO."""
+        summaries = self.store.report(self.selection.ranks)
+        if summaries and not summaries["totals"]["xla"].any():
+            self._need_host("memory")
+        return super().memory(by, at)
 
     def compile(self, autotuning: str = "block") -> Compilation:
         """As `Trace.compile`; needs host ranges."""

@@ -25,6 +25,7 @@ SECTIONS = [
     "time",
     "use",
     "idle",
+    "memory",
     "flame",
     "streams",
     "collectives",
@@ -33,7 +34,7 @@ SECTIONS = [
     "spread",
     "attribution",
 ]
-OF_ONE_GPU = [name for name in SECTIONS if name not in ("collectives", "programs", "compile")]
+OF_ONE_GPU = [name for name in SECTIONS if name not in ("memory", "collectives", "programs", "compile")]
 MAX_BYTES = 600_000
 """Of the page of a trace of 180 kB; it was 5,060,000 with a library for charts in it."""
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -85,7 +86,7 @@ def test_idle_time_without_a_place_is_in_words(tmp_path: Path) -> None:
 def test_every_section_of_four_ranks() -> None:
     page = shared(*FSDP).report_html()
     content, outline = data(page), Outline(page)
-    assert outline.sections == [name for name in SECTIONS if name not in ("programs", "compile")]
+    assert outline.sections == [name for name in SECTIONS if name not in ("memory", "programs", "compile")]
     assert set(outline.places) == set(content["tables"])
     assert charts(page) == [
         "Roofline",
@@ -115,6 +116,14 @@ def test_use_of_the_gpu_is_shown_or_said_to_be_unknown() -> None:
     replay = thence.open(DATA / "torch" / "graph_replay_rank0.json.gz").report_html()
     assert "use" not in Outline(replay).sections
     assert any("FLOP and bytes of the work are not known: it was launched by no operator" in t for t in absent(replay))
+
+
+def test_memory_is_a_section_with_a_chart_of_areas() -> None:
+    page = thence.open(DATA / "torch" / "memory" / "conv_training.json.gz").report_html()
+    content = data(page)
+    assert "memory" in Outline(page).sections
+    assert "Memory over time" in charts(page)
+    assert content["tables"]["memory-recompute"]["rows"][1][0] == "Model_0/Sequential_1"
 
 
 def test_every_section_of_a_jax_program() -> None:

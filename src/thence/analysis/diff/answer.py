@@ -12,6 +12,7 @@ from thence.analysis.diff.comparability import not_checked, refusals
 from thence.analysis.diff.estimates import MAX_RUNS, discoveries, estimates, folds, more_runs, run_means, tree
 from thence.analysis.diff.explanation import explain
 from thence.analysis.diff.matching import kernels_of, matched_names, moved_time
+from thence.analysis.diff.memory import memory_change, memory_text
 from thence.analysis.diff.moved_streams import moved_work
 from thence.analysis.diff.sample import ALL, BUSY, COMMUNICATION, EXPOSED, IDLE, STEP, WHOLE_TRACE
 from thence.analysis.diff.work import work_change, work_text
@@ -130,6 +131,8 @@ class Diff(Answer):
         moved_streams: work that runs on another stream after than before, and whether that paid; None if there is none.
         work: how much of the change is that of the work, and how much that of its use of the GPU, as
             `thence.analysis.diff.work.work_change` returns it; None if the work of one side is not known.
+        memory: how the peak of memory changed, as `thence.analysis.diff.memory.memory_change` returns it; None if it
+            is not known of one side.
     """
 
     before: tuple[Sample, ...]
@@ -146,6 +149,7 @@ class Diff(Answer):
     folded: pl.DataFrame | None = None
     moved_streams: MovedWork | None = None
     work: pl.DataFrame | None = None
+    memory: pl.DataFrame | None = None
 
     @property
     def shown_rows(self) -> pl.DataFrame:
@@ -283,6 +287,7 @@ class Diff(Answer):
             "moved": list(self.moved),
             "moved_streams": None if self.moved_streams is None else self.moved_streams.to_json(),
             "work": None if self.work is None else self.work.to_dicts(),
+            "memory": None if self.memory is None else self.memory.to_dicts(),
             "notes": list(self.notes),
         }
 
@@ -338,7 +343,9 @@ def compare(before: Sequence[Sample], after: Sequence[Sample], same_share: float
     streams = moved_work(before, after, renamed, total.to_json(), known_share)
     explained = explain(total.to_json(), rows, moved, kernels, known_share)
     work = work_change([run.work for run in before], [run.work for run in after])
-    told = [text for text in (None if streams is None else streams.text, work_text(work)) if text is not None]
+    held = memory_change([run.memory for run in before], [run.memory for run in after])
+    said = (None if streams is None else streams.text, work_text(work), memory_text(held))
+    told = [text for text in said if text is not None]
     return Diff(
         tuple(before),
         tuple(after),
@@ -354,6 +361,7 @@ def compare(before: Sequence[Sample], after: Sequence[Sample], same_share: float
         _folded([*before, *after], (ours, theirs), same_share),
         streams,
         work,
+        held,
     )
 
 

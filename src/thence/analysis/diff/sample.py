@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.collectives.exposure import exposure
+from thence.analysis.diff.memory import MEMORY, memory_of
 from thence.analysis.diff.streams import streams_of
 from thence.analysis.diff.work import WORK, work_of
 from thence.analysis.grouping.time_by_place import time_by_place
@@ -303,6 +304,7 @@ class Sample:
         idle_is_total: whether idle time was not divided by cause, because that takes long.
         streams: what ran on which stream, and at the same time; None if that is not known.
         work: as `thence.analysis.diff.work.work_of` returns it.
+        memory: as `thence.analysis.diff.memory.memory_of` returns it.
     """
 
     inputs: tuple[str, ...]
@@ -315,6 +317,7 @@ class Sample:
     idle_is_total: bool = False
     streams: Streams | None = None
     work: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=WORK))
+    memory: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=MEMORY))
 
     @property
     def counted(self) -> int:
@@ -374,6 +377,7 @@ def sample(
         idle_is_total=not causes,
         streams=streams_of(trace, steps.windows, number, PLACED),
         work=work_of(trace, step, shared_by),
+        memory=memory_of(trace),
     )
 
 

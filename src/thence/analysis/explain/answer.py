@@ -32,13 +32,14 @@ from thence.model.answer import Answer, Lines, ResultOrReason, result_or_reason
 from thence.model.places import LAYERED
 from thence.model.selection import TYPICAL
 from thence.model.thresholds import SHOWN_SHARE, WELL_COVERED_SHARE
-from thence.units import format_ns, format_share, several
+from thence.units import format_bytes, format_ns, format_share, several
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from thence.analysis.collectives.answer import Collectives
     from thence.analysis.idle.answer import IdleTime
+    from thence.analysis.memory.answer import Memory
     from thence.analysis.ranks.answer import Job
     from thence.analysis.report.headline import Headline
     from thence.analysis.report.next_steps import NextStep
@@ -57,6 +58,7 @@ KINDS: Mapping[str, str] = {
     "communication": "communication in which nothing is computed",
     "use": "FLOP and bytes against what the GPU allows",
     "headroom": "the place that is furthest above the time that the GPU allows",
+    "memory": "the device with the highest peak of memory, and what holds it",
     "gain": "a change with its predicted gain",
     "rest": "the recording besides the typical steps",
 }
@@ -71,7 +73,7 @@ _LEAST_SHARE = 0.02
 """Causes, and exposed communication, below this share of a step are no finding."""
 _HIGH, _MEDIUM = 0.1, 0.02
 _STACKS = "thence record -- python ... samples the program; or torch.profiler with with_stack=True"
-_MEMORY = "thence has no answer about memory"
+_MEMORY = "torch.profiler with profile_memory=True, or torch.cuda.memory._dump_snapshot()"
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,7 @@ def finding_lines(found: Finding, inputs: str) -> Iterator[str]:
 
 def gain_text(gain: Gain) -> str:
     """A predicted gain in words."""
-    return f"{format_ns(gain.ns)} a step ({format_ns(gain.low)} to {format_ns(gain.high)}) if {gain.condition}"
+    return f"{format_ns(gain.ns)} ({format_ns(gain.low)} to {format_ns(gain.high)}) if {gain.condition}"
 
 
 @dataclass(frozen=True)
@@ -233,6 +235,7 @@ class Composed:
         job: late ranks, with reasons if there are some; None for one device.
         collectives: of the whole trace.
         roofline: of the same part as the summary.
+        memory: what was live at the peak.
         gains: of suggested changes.
         next_steps: what to ask next.
         kernel_moments: for each kernel's name, its longest execution.
@@ -250,6 +253,7 @@ class Composed:
     job: ResultOrReason[Job]
     collectives: ResultOrReason[Collectives]
     roofline: ResultOrReason[Roofline]
+    memory: ResultOrReason[Memory]
     gains: ResultOrReason[WhatIf]
     next_steps: Sequence[NextStep] = ()
     kernel_moments: Mapping[str, Moment] = field(default_factory=dict)
@@ -312,13 +316,13 @@ def explanation(composed: Composed) -> Explanation:
         reason = "the trace is not sound, so idle time, the verdict and gains can be wrong"
         missing += [NotAnswered(question, reason, how) for question in ("why the GPU is idle", "gains of changes")]
         missing += [NotAnswered("late ranks", reason, how)] if composed.job.result is not None else []
-        missing.append(_memory(composed))
-        return Explanation(composed.soundness, composed.headline, (*where, *kernels), tuple(missing))
+        memory = list(_memory(composed, missing))
+        return Explanation(composed.soundness, composed.headline, (*where, *kernels, *memory), tuple(missing))
     gains = list(_gains(composed, missing))
     idle = list(_idle(composed, missing))
     late = list(_late(composed, missing))
     use = list(_use(composed, missing))
-    missing.append(_memory(composed))
+    memory = list(_memory(composed, missing))
     communication = list(_communication(composed))
     known = composed.roofline.result
     modelled = known is not None and known.modelled_share >= WELL_COVERED_SHARE
@@ -329,7 +333,7 @@ def explanation(composed: Composed) -> Explanation:
         "gpu_bound": [*(use[:1] if modelled else kernels), *late, *idle],
     }.get(composed.headline.verdict.code, [*idle, *late])
     first = [*leading[:2], *gains[:1], *where, *leading[2:]]
-    rest = [*gains[1:], *communication, *kernels, *use, *_rest(composed)]
+    rest = [*gains[1:], *communication, *kernels, *memory, *use, *_rest(composed)]
     findings = (*first, *(found for found in rest if not any(found is other for other in leading)))
     return Explanation(composed.soundness, composed.headline, findings, tuple(missing), first=max(len(first), 3))
 
@@ -590,6 +594,10 @@ def _use(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
     totals = {key: value or 0 for key, value in found.totals.items()}
     modelled = totals["flop_modelled_ns"] + totals["bytes_only_ns"]
     bounded = totals["roofline_ns"] / max(modelled, 1)
+    if not 0 <= bounded <= 1:
+        reason = "the FLOP or bytes that the trace states are impossible"
+        missing.append(NotAnswered(question, reason, "thence roofline lists them; --peak states other peaks"))
+        return
     known = format_share(found.modelled_share, 1)
     of_steps = found.steps.drop_nulls("mfu")
     mfu = sorted(float(value) for value in of_steps["mfu"])
@@ -634,10 +642,36 @@ def _use(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
     )
 
 
-def _memory(composed: Composed) -> NotAnswered:
-    """The section on memory: a finding of the answer on memory belongs here, once `Composed` has one."""
-    del composed
-    return NotAnswered("memory", _MEMORY, "torch.cuda.memory._snapshot() shows allocations of PyTorch")
+def _memory(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
+    """The device with the highest peak of memory, and what held it."""
+    found = composed.memory.result
+    if found is None or found.devices.is_empty():
+        missing.append(NotAnswered("memory", composed.reason(composed.memory.reason), _MEMORY))
+        return
+    order = ("rank", "device", "program")
+    row = found.devices.sort("peak_bytes", *order, descending=[True, False, False, False]).row(0, named=True)
+    who = "the host" if row["device"] is None else f"GPU {row['device']}"
+    who = f"rank {row['rank']} {who}" + (f", program {quoted(row['program'])}" if row["program"] else "")
+    same = [pl.col(name).eq_missing(pl.lit(row[name])) for name in order]
+    rows = found.rows.filter(*same).head(MAX_ROWS)
+    names = ["without a place" if name is None else quoted(name) for name in rows["name"]]
+    shares = [f"{name} {format_share(share, 1)}" for name, share in zip(names, rows["share"], strict=True)]
+    most = f"; largest by {found.heading}: {', '.join(shares[:3])}" if shares else ""
+    yield Finding(
+        "memory",
+        f"{who} has most memory in use: {format_bytes(row['peak_bytes'])} at its peak{most}",
+        float(row["peak_bytes"]),
+        "bytes",
+        Command("memory", ("--by", found.by)),
+        Command("memory"),
+        rows=tuple(
+            {"name": name, "bytes": size, "share": share}
+            for name, size, share in zip(names, rows["bytes"], rows["share"], strict=True)
+        ),
+        no_gain="it is no time",
+        place=who,
+        rank=row["rank"],
+    )
 
 
 def _gains(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
@@ -662,7 +696,7 @@ def _gains(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
         command = Command("whatif", given)
         yield Finding(
             "gain",
-            f"a step would be {format_ns(gain.ns)} shorter ({format_share(row['gain_share'], 1)}; "
+            f"{composed.unit} would be {format_ns(gain.ns)} shorter ({format_share(row['gain_share'], 1)}; "
             f"{format_ns(gain.low)} to {format_ns(gain.high)}) if {gain.condition}",
             gain.ns,
             "ns per step",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import polars as pl
@@ -36,7 +36,7 @@ from thence.model.reasons import REASONS
 from thence.model.selection import SEPARATE
 from thence.model.totals import must
 from thence.model.trees import ancestors
-from thence.units import format_ns, several
+from thence.units import format_bytes, format_ns, several
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -68,6 +68,18 @@ class Weight(enum.Enum):
     HEADROOM = "headroom"
     """GPU time beyond what the device allows for the work (`thence.analysis.activity_rooflines`); none where that is
     not known."""
+    MEMORY = "memory"
+    """Bytes that were live at the peak of memory (`thence.analysis.memory.flame`). Columns and attributes that are
+    named as times then hold bytes."""
+
+    @property
+    def unit(self) -> Literal["ns", "bytes"]:
+        """Of the frames."""
+        return "bytes" if self is Weight.MEMORY else "ns"
+
+    def text(self, value: float) -> str:
+        """A value of a frame as text."""
+        return format_bytes(value) if self is Weight.MEMORY else format_ns(value)
 
 
 class Idle(enum.Enum):
@@ -125,7 +137,7 @@ class Flame(Answer):
     @property
     def title(self) -> str:
         """The title of the graph, as text for the user."""
-        what = "GPU time" if self.weight is Weight.TIME else "Headroom"
+        what = {Weight.TIME: "GPU time", Weight.HEADROOM: "Headroom", Weight.MEMORY: "Memory at the peak"}[self.weight]
         return f"{what} by {self.heading}{' stack' if self.by == 'source' else ''}"
 
     @property
@@ -135,14 +147,18 @@ class Flame(Answer):
 
     def about(self) -> tuple[str, ...]:
         """See `Answer`."""
-        return self.title, f"{several(self.nodes.height, 'frame')}, {format_ns(self.total_ns)}; plot_flame draws them"
+        return (
+            self.title,
+            f"{several(self.nodes.height, 'frame')}, {self.weight.text(self.total_ns)}; plot_flame draws them",
+        )
 
     def views(self) -> tuple[TableView, ...]:
         """The frames with time of their own, the largest first."""
         frames = self.nodes.filter(pl.col("self_ns") > 0).sort("self_ns", "node", descending=[True, False])
-        headings = {"name": "frame", "kind": "kind", "self_ns": "self time", "share": "share", "count": "count"}
         shares = frames.with_columns(share=pl.col("self_ns") / max(self.total_ns, 1))
-        return (TableView(shares, headings, bar="self_ns"),)
+        own, heading = ("self_bytes", "self") if self.weight is Weight.MEMORY else ("self_ns", "self time")
+        headings = {"name": "frame", "kind": "kind", own: heading, "share": "share", "count": "count"}
+        return (TableView(shares.rename({"self_ns": own}), headings, bar=own),)
 
     def remarks(self) -> tuple[str, ...]:
         """See `Answer`."""
@@ -167,7 +183,7 @@ class Flame(Answer):
         share = 100 * int(smaller["total_ns"].sum()) / max(self.total_ns, 1)
         note = (
             f"{hidden:,} of {self.nodes.height:,} frames were too small to be shown by themselves; "
-            f"together they are {share:.2g} % of the time."
+            f"together they are {share:.2g} % of the whole."
         )
         return dataclasses.replace(self, nodes=kept, notes=(*self.notes, note))
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from thence.analysis.explain.answer import Explanation
     from thence.analysis.flame.answer import Flame
     from thence.analysis.idle.answer import IdleTime
+    from thence.analysis.memory.answer import Memory
+    from thence.analysis.memory.over_time import MemoryOverTime
     from thence.analysis.programs.answer import Programs
     from thence.analysis.programs.compilation import Compilation
     from thence.analysis.report.headline import Headline
@@ -48,6 +50,8 @@ class Page:
         roofline: how well the GPU was used, by the default kind of place.
         explanation: the findings.
         shifts: ns that the timeline subtracts from the times of each rank.
+        memory: what was live at the peak.
+        memory_over_time: the same over time.
         default_kind: the kind of place that is shown first.
     """
 
@@ -66,6 +70,8 @@ class Page:
     roofline: ResultOrReason[Roofline]
     explanation: Explanation
     shifts: Mapping[int, Ns]
+    memory: ResultOrReason[Memory]
+    memory_over_time: ResultOrReason[MemoryOverTime]
     default_kind: str = "kernel"
 
     @property

@@ -22,6 +22,8 @@ from thence.model.trees import ancestors
 from thence.units import format_count, format_ns
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from thence.model.arrays import Mask
     from thence.model.attributed import Attributed
     from thence.model.selection import Selection, StepChoice
@@ -104,7 +106,8 @@ def _some(trace: Attributed, keep: Mask, selection: Selection) -> Mask:
 
 
 def _check_present(trace: Attributed, column: str, wanted: tuple[int, ...]) -> None:
-    present = sorted({*trace.gpu[column].unique(), *(trace.host[column].unique() if column == "rank" else ())})
+    tables = (trace.gpu, trace.memory_totals, *((trace.host,) if column == "rank" else ()))
+    present = sorted({value for table in tables for value in table[column].drop_nulls().unique()})
     absent = sorted(set(wanted) - set(present))
     if absent:
         raise UsageError(
@@ -254,7 +257,7 @@ def _drop_other_ranks_and_devices(trace: Attributed, selection: Selection) -> At
     if selection.devices:
         programs &= trace.programs["device"].is_in(selection.devices)
         in_steps &= trace.steps["device"].is_in(selection.devices).fill_null(value=True)
-    trace = _with_hosts(trace, trace.host["rank"].is_in(ranks))
+    trace = _with_memory_of(_with_hosts(trace, trace.host["rank"].is_in(ranks)), ranks, selection.devices)
     return dataclasses.replace(
         trace,
         threads=trace.threads.filter(pl.col("rank").is_in(ranks)),
@@ -263,6 +266,26 @@ def _drop_other_ranks_and_devices(trace: Attributed, selection: Selection) -> At
         places=_moved(trace.places, _numbers(in_steps), "step_row"),
         steps=trace.steps.filter(in_steps),
         step_times=trace.step_times.filter(pl.col("rank").is_in(ranks)),
+    )
+
+
+def _with_memory_of(trace: Attributed, ranks: Sequence[int], devices: Sequence[int]) -> Attributed:
+    """Drops memory of other ranks and devices; that of the host stays."""
+
+    def kept(frame: pl.DataFrame) -> pl.Series:
+        of_rank = frame["rank"].is_in(ranks)
+        return of_rank & (frame["device"].is_null() | frame["device"].is_in(devices)) if devices else of_rank
+
+    numbers = _numbers(kept(trace.memory_totals))
+
+    def of_table(frame: pl.DataFrame, *references: str) -> pl.DataFrame:
+        return _moved(frame.filter(kept(frame)), numbers, *references)
+
+    return dataclasses.replace(
+        trace,
+        memory=of_table(trace.memory, "opened", "closed"),
+        memory_totals=of_table(trace.memory_totals),
+        memory_failures=of_table(trace.memory_failures, "after"),
     )
 
 

@@ -30,12 +30,15 @@ COUNTERS = {
     "collective bus bandwidth": "GB/s",
     "FLOP rate": "TFLOP/s",
     "memory traffic": "GB/s",
+    "allocated memory": "bytes",
+    "reserved memory": "bytes",
 }
 """Counters of each device, with their units. Busy streams: number of streams that run something. Bytes in
 flight: bytes of the running memcpys and memsets, and message sizes of the running collectives. Bus bandwidth: sum of
 the mean bus bandwidths of the running collectives (see `thence.analysis.collectives.answer`). FLOP rate and
 memory traffic: sums of the mean rates of the running kernels whose FLOP and bytes are known
-(`thence.attribution.work`)."""
+(`thence.attribution.work`). Allocated and reserved memory: what the allocator had handed out, and what it held of the
+device."""
 
 _KEY = ("rank", "device")
 _MAX_NAMES = 3  # maximum number of mark names after the number of a lane
@@ -100,10 +103,18 @@ def _on_one_clock(trace: Attributed, alignment: Alignment | None) -> tuple[Attri
     shift = alignment.shift()
 
     def moved(frame: pl.DataFrame) -> pl.DataFrame:
-        times = [column for column in ("start", "launch") if column in frame.columns]
+        times = [column for column in ("start", "launch", "end") if column in frame.columns]
         return frame.with_columns(pl.col(times) - shift)
 
-    on_one = dataclasses.replace(trace, gpu=moved(trace.gpu), host=moved(trace.host), programs=moved(trace.programs))
+    on_one = dataclasses.replace(
+        trace,
+        gpu=moved(trace.gpu),
+        host=moved(trace.host),
+        programs=moved(trace.programs),
+        memory=moved(trace.memory),
+        memory_totals=moved(trace.memory_totals),
+        memory_failures=moved(trace.memory_failures),
+    )
     return on_one, corrections, tuple(notes)
 
 
@@ -174,7 +185,20 @@ def counters(trace: Attributed) -> pl.DataFrame:
         ran = pl.col("bytes").is_null() & (pl.col("end") > pl.col("start"))
         known = gpu.with_columns(value=rate).filter(ran, pl.col("value") > 0)
         frames.append(_steps(counter, known))
+    frames += [_memory(trace, name) for name in ("allocated", "reserved")]
     return pl.concat(frames).sort(*_KEY, "counter", "time")
+
+
+def _memory(trace: Attributed, column: str) -> pl.DataFrame:
+    """What the allocators of devices stated; of several changes at one time the last."""
+    known = trace.memory_totals.drop_nulls(["device", column])
+    stated = known.unique([*_KEY, "start"], keep="last", maintain_order=True)
+    values = stated.select(
+        *_KEY, counter=pl.lit(f"{column} memory"), time="start", value=pl.col(column).cast(pl.Float64)
+    )
+    key = pl.struct(*_KEY)
+    changes = ((pl.col("value") != pl.col("value").shift()) | (key != key.shift())).fill_null(value=True)
+    return values.filter(changes)
 
 
 def _busy(gpu: pl.DataFrame) -> pl.DataFrame:

@@ -270,6 +270,12 @@ def _module_places(rows: HloRows) -> pl.DataFrame:
     return pl.concat(parts)
 
 
+def module_places(module: HloModule, own: OwnCode) -> pl.DataFrame:
+    """The places of every instruction of a module, whether or not it ran: hlo, and each of `PLACES` with its rule."""
+    every = module.instructions.select("name", "opcode").with_row_index("row")
+    return _places(ModuleFacts(module, own, every["name"]), every)
+
+
 def _places(facts: ModuleFacts, instructions: pl.DataFrame) -> pl.DataFrame:
     """The places of the instructions that ran; columns hlo, and each of `PLACES` with its rule."""
     module = facts.module

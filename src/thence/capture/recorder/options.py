@@ -86,6 +86,7 @@ class RecordOptions:
             long steps take without it (`thence.capture.session.step_times`); not with a schedule.
         sampling: records only windows of few steps, far apart, and keeps the latest; not with a schedule.
         overhead: time that CUPTI itself took.
+        memory: every allocation of PyTorch's memory allocator, without stacks (`thence.capture.torch.memory_history`).
         flush_seconds: time between writes to disk, which is what a killed program may lose; in long runs, a
             500th of the time so far if that is more.
         buffer_megabytes: memory for records that are not yet on disk; records beyond it are dropped
@@ -102,6 +103,7 @@ class RecordOptions:
     baseline: bool = True
     sampling: Sampling | None = None
     overhead: bool = False
+    memory: bool = False
     flush_seconds: float = 2.0
     buffer_megabytes: int = 160
 

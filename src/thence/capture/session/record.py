@@ -35,6 +35,7 @@ from thence.capture.session.step_times import ANNOUNCED, StepTimes, call_on_main
 from thence.capture.session.triggers import Triggers
 from thence.capture.torch.collectives import CollectiveLabels
 from thence.capture.torch.hooks import Hooks
+from thence.capture.torch.memory_history import MemoryHistory
 from thence.capture.torch.own_files import OwnFiles
 from thence.capture.torch.profiler_handover import ProfilerHandover
 from thence.errors import MissingData, ThenceError, UsageError
@@ -105,6 +106,7 @@ class Recording:
         self._xla = XlaPrograms()
         self._collectives = CollectiveLabels()
         self._handover = ProfilerHandover(self._stop_for_profiler)
+        self._memory = MemoryHistory()
         self._hooks: Hooks | None = None
         self._known: dict[str, Any] = {}
         self._clocks = ClockSamples()
@@ -139,6 +141,7 @@ class Recording:
         self._xla = XlaPrograms()
         self._collectives = CollectiveLabels()
         self._handover = ProfilerHandover(self._stop_for_profiler)
+        self._memory = MemoryHistory()
         recorder = Recorder(
             self.directory, _for_frameworks(self._options), self._rows, self._facts, jax_uses_cuda, self._look
         )
@@ -158,6 +161,8 @@ class Recording:
         if self._options.collectives:
             self._collectives.begin()
         self._handover.look()
+        if self._options.memory:
+            self._memory.begin(lambda: self.folder)
         _alive.add(self)
         self._endings.expect()
         if self._options.sampling is not None:
@@ -233,6 +238,7 @@ class Recording:
             if recorder.folder is not None:
                 self._xla.save(recorder.folder)
                 _save_labels(recorder.folder)
+            self._memory.end()
             self._endings.forget(recorder.parts.trouble)
 
     def open(self) -> Trace:
@@ -357,6 +363,7 @@ class Recording:
             self._hooks = None
         unlisten(self._log)
         self._collectives.forked()
+        self._memory.forked()
         self._xla.forked()
         self._log = MarkLog()
         self.noted = NotedPlaces(BoundaryLog(lambda: 0))

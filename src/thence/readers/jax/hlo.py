@@ -18,9 +18,11 @@ from thence.errors import DamagedInput
 from thence.model.hlo import ASYNCHRONOUS, COMPUTATIONS, FRAMES, INSTRUCTIONS, LOOPS, Frame, HloModule
 from thence.model.shortened_names import affordable
 from thence.readers.expansion import DEFAULT, Expansion
+from thence.readers.jax.buffers import buffers_of
 from thence.readers.jax.instructions import Body, Distinct, backend_config, memory_space, replica_groups, work_columns
 from thence.readers.jax.protobuf import unpacked
 from thence.readers.jax.protos.hlo_pb2 import (
+    BufferAssignmentProto,
     FrontendAttributes,
     HloModuleProto,
     HloProto,
@@ -166,15 +168,18 @@ def decode_hlo(data: bytes, path: str, expansion: Expansion = DEFAULT) -> HloMod
     Raises:
         DamagedInput: the bytes are neither message, or end too early, or unpack to more than is accepted.
     """
-    module = _module(unpacked(data, path, expansion), path)
+    module, assignment = _module(unpacked(data, path, expansion), path)
     try:
-        return _decoded(module)
+        return _decoded(module, assignment)
     except DecodeError as error:  # in a part of an instruction that is parsed separately
         raise DamagedInput(path, _DAMAGED) from error
 
 
-def _module(data: bytes, path: str) -> HloModuleProto:
-    """The module of either message: field 1 is the module in a HloProto, its name in a HloModuleProto."""
+def _module(data: bytes, path: str) -> tuple[HloModuleProto, BufferAssignmentProto]:
+    """The module of either message, and the plan of its memory, which only a HloProto has.
+
+    Field 1 is the module in a HloProto, its name in a HloModuleProto.
+    """
     for kind in (HloProto, HloModuleProto):
         message = kind()
         try:
@@ -183,11 +188,11 @@ def _module(data: bytes, path: str) -> HloModuleProto:
             continue
         module = message.hlo_module if isinstance(message, HloProto) else message
         if any(computation.instructions for computation in module.computations):
-            return module
+            return module, message.buffer_assignment if isinstance(message, HloProto) else BufferAssignmentProto()
     raise DamagedInput(path, _DAMAGED)
 
 
-def _decoded(module: HloModuleProto) -> HloModule:
+def _decoded(module: HloModuleProto, assignment: BufferAssignmentProto) -> HloModule:
     """The module as columns, with the nesting of its computations and loops."""
     body = Body.of(module)
     entry = _entry(module)
@@ -207,6 +212,7 @@ def _decoded(module: HloModuleProto) -> HloModule:
         computations=_computations(body, placed),
         loops=pl.DataFrame(loops, schema=LOOPS, orient="row"),
         frames=frames.table(),
+        buffers=buffers_of(assignment),
     )
 
 

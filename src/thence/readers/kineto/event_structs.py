@@ -64,6 +64,13 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     collective_sequence: int = msgspec.field(default=MISSING, name=KINETO_KEYS["sequence"])
     source_rank: int = msgspec.field(default=MISSING, name=KINETO_KEYS["source_rank"])
     destination_rank: int = msgspec.field(default=MISSING, name=KINETO_KEYS["destination_rank"])
+    # Of events about memory. Any type: other tools use such keys for texts.
+    memory_bytes: Any = msgspec.field(default=MISSING, name="Bytes")
+    address: Any = msgspec.field(default=MISSING, name="Addr")
+    allocated: Any = msgspec.field(default=MISSING, name="Total Allocated")
+    reserved: Any = msgspec.field(default=MISSING, name="Total Reserved")
+    device_type: Any = msgspec.field(default=MISSING, name="Device Type")
+    device_id: Any = msgspec.field(default=MISSING, name="Device Id")
     # Labels of graphed activities, as thence writes them. Any type: other tools may use the same keys for anything.
     label_rule: Any = None
     label_confidence: Any = None

@@ -85,14 +85,19 @@ RECORDED_CATEGORIES = tuple(dict.fromkeys(_HOST.values()))
 """Category names, by their index in ``host.category``."""
 _UNPAIRED = ("B", "E")
 _WAITING = ("cuda_sync", "cuda_event")
+_INSTANT = "cpu_instant_event"
+MEMORY_EVENTS = ("[memory]", "[OutOfMemory]")
+"""Names of events about memory: a change of what an allocator handed out, and an allocation that failed."""
+_MEMORY_FIELDS = ("memory_bytes", "address", "allocated", "reserved", "device_type", "device_id")
 _FORWARD_BACKWARD = ("fwdbwd", "forward_backward", "fwd_bwd")
 # Numbers of categories: kinds of device activities first, then host categories.
-_FIRST_HOST, _FLOW, _WAITS, _OTHER = 8, 100, 101, 102
+_FIRST_HOST, _FLOW, _WAITS, _INSTANTS, _OTHER = 8, 100, 101, 102, 103
 _CATEGORY_NUMBERS = (
     _GPU
     | {name: _FIRST_HOST + RECORDED_CATEGORIES.index(category) for name, category in _HOST.items()}
     | dict.fromkeys(_FORWARD_BACKWARD, _FLOW)
     | dict.fromkeys(_WAITING, _WAITS)
+    | {_INSTANT: _INSTANTS}
 )
 _NO_COLUMNS = (msgspec.MsgspecError, RecursionError, ValueError, TypeError, OverflowError)
 """Errors of events that cannot become columns; an int beyond 64 bits is found only when the columns are made."""
@@ -268,6 +273,7 @@ def decode(piece: bytes | memoryview, *, annotated: bool = False) -> Columns:
         ``collective.*``: columns that describe collectives, with the ``gpu`` or ``host`` row.
         ``joined.*``: labels of graphed activities that thence wrote, with their ``gpu`` row.
         ``waiting.*``: facts about calls that wait, and about CUDA events that are recorded or waited for.
+        ``memory.*``: changes of allocated memory, and allocations that failed (``kind``: index in `MEMORY_EVENTS`).
         ``thread.*``: named threads. ``categories``: the categories that occur.
         ``events``, ``damaged``, ``timeless``, ``unpaired``: number of all events, and of events that are
         left out because they could not be read, had no start, or were begin/end events.
@@ -331,6 +337,7 @@ def _columns(rows: Rows, damaged: int, *, annotated: bool) -> Columns:
     columns |= _prefixed("host", _common(host, names, lanes) | _host(host, names))
     columns |= _prefixed("flow", _flows(rows.chosen(np.flatnonzero(numbers == _FLOW)), lanes))
     columns |= _prefixed("waiting", _waiting(rows.chosen(np.flatnonzero(numbers == _WAITS))))
+    columns |= _prefixed("memory", _memory(rows.chosen(np.flatnonzero(numbers == _INSTANTS)), lanes))
     columns |= _prefixed("thread", _threads(others, lanes))
     columns |= _prefixed("collective", _collectives({"gpu": gpu.rows, "host": host.rows}))
     columns |= _prefixed("joined", _graph_label_columns(gpu.rows))
@@ -448,6 +455,17 @@ def _waiting(rows: Rows) -> Columns:
     return _integers(
         rows, *("correlation", "device", "stream", "event_id"), *("wait_on_stream", "wait_on_record", "wait_on_event")
     )
+
+
+def _memory(instants: Rows, lanes: _Codes) -> Columns:
+    """Events about memory among the instant events of a host."""
+    name, names = instants.coded("name")
+    kind = np.array([MEMORY_EVENTS.index(text) if text in MEMORY_EVENTS else -1 for text in names], np.int8)[name]
+    rows = instants.chosen(np.flatnonzero(kind >= 0))
+    start = possible(rows.times("ts"))
+    columns = {"kind": kind[kind >= 0], "lane": _lane(rows, lanes), "start": start, **_integers(rows, *_MEMORY_FIELDS)}
+    timed = start != NO_TIME_NS
+    return {key: values[timed] for key, values in columns.items()}
 
 
 def _threads(others: Rows, lanes: _Codes) -> Columns:

@@ -23,6 +23,7 @@ from thence.readers.kineto.early_start import Begun
 from thence.readers.kineto.envelope import INLINE_ANNOTATED
 from thence.readers.kineto.event_structs import MISSING
 from thence.readers.kineto.events import RECORDED_CATEGORIES
+from thence.readers.kineto.memory import memory_tables
 from thence.readers.kineto.processes import PIECE_BYTES
 from thence.readers.kineto.ranks import Lanes, gpu_ranks, lanes_of
 from thence.readers.kineto.sniffing import NAME
@@ -123,6 +124,8 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     warnings += [f"{source.name}: {text}" for text in sentences]
     on_host = np.isin(threads["lane"], _distinct(host["lane"], len(columns["lanes"])))
     calls = waiting_calls(host, host_order, columns["names"])
+    of_memory, sentences = memory_tables(of_table.pop("memory"), lanes)
+    warnings += [f"{source.name}: {text}" for text in sentences]
     ran_on = describe.accelerator(metadata, columns["categories"], columns["names"])
     tables = Tables(
         gpu=gpu_frame(gpu, gpu_order, names),
@@ -143,7 +146,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         ranks_stated=stated is not None,
     )
     said = waiting_facts(of_table.pop("waiting"), np.unique(gpu["rank"]).tolist())
-    return with_waiting(dataclasses.replace(tables, meta=meta), said, calls)
+    return with_waiting(dataclasses.replace(tables, meta=meta, **of_memory), said, calls)
 
 
 def _decoded_columns(begun: Begun, progress: Callable[[int], None]) -> Arrays:

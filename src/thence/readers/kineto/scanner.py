@@ -36,6 +36,7 @@ _INTEGERS = frozenset(
     (
         "id", "external", "correlation", "device", "stream", "original_stream", "bytes", "registers", "shared_memory",
         "from_device", "sequence", "forward_thread", "wait_on_stream", "wait_on_record", "wait_on_event", "event_id",
+        "memory_bytes", "address", "allocated", "reserved", "device_type", "device_id",
     )
 )  # fmt: skip
 _TYPED_TEXTS = ("ph", "cat", "name", *_LANE, "label", "collective")

@@ -21,6 +21,7 @@ from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.label_files import read_labels
 from thence.readers.recording.folder import Folder
 from thence.readers.recording.host import described_collectives, host_ranges
+from thence.readers.recording.memory import with_memory
 from thence.readers.recording.sniffing import NAME, process_folders
 from thence.readers.recording.xla import with_xla
 from thence.units import several
@@ -188,6 +189,7 @@ def _tables(folder: Folder) -> Tables:
         ranks_stated=about.rank is not None,
     )
     tables, warnings = with_xla(dataclasses.replace(tables, meta=meta), host.domain, folder.path)
+    tables = with_memory(tables, folder, zero, rank)
     return tables.with_warnings(f"{folder.path.name}: {text}" for text in warnings)
 
 
@@ -272,7 +274,7 @@ def _devices(folder: Folder, gpu: pl.DataFrame, rank: int) -> tuple[Device, ...]
 
 
 def _measured_peaks(folder: Folder) -> dict[str, Any] | None:
-    """What ``thence record --measure-peaks`` measured before the program ran; None if it did not."""
+    """What ``thence record --with peaks`` measured before the program ran; None if it did not."""
     path = folder.path.parent / MEASURED_PEAKS_FILE
     try:
         return decoded(path.read_bytes(), dict[str, str | float])

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from thence.analysis.collectives.answer import Collectives
+    from thence.analysis.memory.over_time import MemoryOverTime
     from thence.analysis.programs.answer import Programs
     from thence.analysis.programs.compilation import Compilation
     from thence.analysis.report.summary import Summary
@@ -146,6 +147,22 @@ def roofline_chart(found: Roofline) -> Chart:
         Axis("tflops", "TFLOP/s", "count", "log"),
         caption,
     )
+
+
+def memory_chart(found: MemoryOverTime) -> Chart:
+    """What a device's memory held over time, by place, as stacked areas."""
+    where = "the host" if found.device is None else f"rank {found.rank} GPU {found.device}"
+    colours = iter(COLOURS)
+    series = []
+    for name in found.names:
+        points = found.points.filter(pl.col("name") == name).drop("name")
+        colour = NEUTRAL if name == found.before else next(colours, NEUTRAL)
+        series.append(Series(_cut(pl.Series([name]))[0], "area", points, colour))
+    caption = (
+        f"Memory that was handed out on {where}, by {found.by}. The bytes of all areas add up to what the allocator "
+        "states."
+    )
+    return Chart("Memory over time", tuple(series), Axis("time", "time", "ns"), Axis("bytes", "live", "bytes"), caption)
 
 
 def _roofs(found: Roofline, peaks: Peaks, intensity: pl.Series) -> Iterator[Series]:

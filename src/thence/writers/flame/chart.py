@@ -51,14 +51,14 @@ def flame_chart(flame: Flame) -> Chart:
         for (kind,), part in data.group_by(["kind"], maintain_order=True)
     )
     omitted = flame.nodes.height - frames.height
-    facts = f"span {format_ns(flame.span_ns)}, busy {format_share(flame.busy_ns, flame.span_ns)}"
-    caption = [f"{', '.join(flame.meta.inputs)}: {facts}", *flame.notes]
+    facts = f": span {format_ns(flame.span_ns)}, busy {format_share(flame.busy_ns, flame.span_ns)}"
+    caption = [f"{', '.join(flame.meta.inputs)}{'' if flame.weight.unit == 'bytes' else facts}", *flame.notes]
     if omitted:
         caption.append(
             f"{format_count(omitted)} of {format_count(flame.nodes.height)} frames are too narrow or too deep to be "
             "drawn here."
         )
-    return Chart(flame.title, series, Axis("start_ns", unit="ns"), Axis("depth"), "\n".join(caption))
+    return Chart(flame.title, series, Axis("start_ns", unit=flame.weight.unit), Axis("depth"), "\n".join(caption))
 
 
 def _placed(flame: Flame) -> pl.DataFrame:

@@ -39,8 +39,9 @@ def _profile(flame: Flame) -> Iterator[bytes]:
     def number(text: str) -> int:
         return texts.setdefault(printable(text), len(texts))
 
-    weight = number("headroom" if flame.weight.value == "headroom" else "gpu_time")
-    yield bytes_field(_SAMPLE_TYPE, uint_field(1, weight) + uint_field(2, number("nanoseconds")))
+    weight = number("gpu_time" if flame.weight.value == "time" else flame.weight.value)
+    unit = number("bytes" if flame.weight.unit == "bytes" else "nanoseconds")
+    yield bytes_field(_SAMPLE_TYPE, uint_field(1, weight) + uint_field(2, unit))
     for names, self_ns in flame.stacks():
         stack = [locations.setdefault(name, len(locations) + 1) for name in reversed(names)]
         yield bytes_field(_SAMPLE, _packed(1, stack) + _packed(2, [self_ns]))
@@ -55,7 +56,7 @@ def _profile(flame: Flame) -> Iterator[bytes]:
         )
         of_line = uint_field(1, identity) + uint_field(2, line)
         yield bytes_field(_LOCATION, uint_field(1, identity) + bytes_field(_LINE_OF_LOCATION, of_line))
-    comment = number(f"GPU time by {flame.heading}: {', '.join(flame.meta.inputs)}")
+    comment = number(f"{flame.title}: {', '.join(flame.meta.inputs)}")
     yield uint_field(_DURATION, flame.span_ns) + uint_field(_COMMENT, comment)
     yield from (text_field(_TEXT, text) for text in texts)
 

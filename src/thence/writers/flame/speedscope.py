@@ -23,11 +23,11 @@ def speedscope_document(flame: Flame, exporter: str) -> dict[str, Any]:
     for names, self_ns in flame.stacks():
         samples.append([frames.setdefault(name, len(frames)) for name in names])
         weights.append(self_ns)
-    name = f"GPU time by {flame.by}"
+    name = f"Memory at the peak by {flame.by}" if flame.weight.unit == "bytes" else f"GPU time by {flame.by}"
     profile = {
         "type": "sampled",
         "name": name,
-        "unit": "nanoseconds",
+        "unit": "bytes" if flame.weight.unit == "bytes" else "nanoseconds",
         "startValue": 0,
         "endValue": flame.total_ns,
         "samples": samples,

@@ -50,6 +50,7 @@ def _data(flame: Flame, inputs: str) -> dict[str, Any]:
         "facts": _facts(flame),
         "notes": [*flame.notes, *(f"warning: {printable(text)}" for text in merged(flame.meta.warnings))],
         "files": flame.of_files,
+        "unit": flame.weight.unit,
         "strings": list(strings),
         "kinds": kinds,
         "parent": nodes["parent"].fill_null(-1).to_list(),
@@ -68,6 +69,8 @@ def _data(flame: Flame, inputs: str) -> dict[str, Any]:
 
 def _facts(flame: Flame) -> list[tuple[str, str]]:
     ranks = ", ".join(map(str, flame.ranks)) if len(flame.ranks) == 1 else len(flame.ranks)
+    if flame.weight.unit == "bytes":
+        return [("GPUs", format_count(flame.devices)), ("peak", flame.weight.text(flame.sum_ns))]
     busy = f"{format_ns(flame.busy_ns)} ({format_share(flame.busy_ns, flame.span_ns)})"
     return [
         ("rank" if len(flame.ranks) == 1 else "ranks", str(ranks)),

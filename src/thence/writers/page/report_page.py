@@ -25,6 +25,7 @@ from thence.writers.charts import results
 from thence.writers.page.flame_page import flame_html
 from thence.writers.page.report_tables import (
     COMPILE_FIELDS,
+    GROWTH_FIELDS,
     IDLE_CAUSE_FIELDS,
     IDLE_FIELDS,
     IDLE_LATE_FIELDS,
@@ -32,7 +33,9 @@ from thence.writers.page.report_tables import (
     LAST_ARRIVAL_FIELDS,
     MAX_NAME,
     MAX_ROWS,
+    MEMORY_FIELDS,
     PROGRAM_FIELDS,
+    RECOMPUTE_FIELDS,
     ROOFLINE_FIELDS,
     SIZE_FIELDS,
     SPREAD_FIELDS,
@@ -349,6 +352,26 @@ def _use(page: Page) -> Section | None:
     return Section(name, title, html + _table(name, title) + notes(found.remarks()), {name: table})
 
 
+def _memory(page: Page) -> Section | None:
+    """What was live at the peak, over time, what grows, and what recomputing would save."""
+    found = page.memory.result
+    if found is None:
+        return None
+    over_time = page.memory_over_time.result
+    name, title = "memory", "Memory"
+    html = notes(found.about()) + (_place(results.memory_chart(over_time)) if over_time is not None else "")
+    tables = {name: frame_data(found.rows, (Field("name", found.heading, "text"), *MEMORY_FIELDS))}
+    html += _table(name, "memory at its peak")
+    for part, frame, fields, heading in (
+        ("memory-growth", found.growth, GROWTH_FIELDS, "What every step leaves behind"),
+        ("memory-recompute", found.recomputed, RECOMPUTE_FIELDS, "What recomputing a module would save of the peak"),
+    ):
+        if not frame.is_empty():
+            tables[part] = frame_data(frame, fields)
+            html += f"<h3>{heading}</h3>{_table(part, heading)}"
+    return Section(name, title, html + notes(found.remarks()), tables)
+
+
 def _idle(page: Page) -> Section | None:
     """Idle time by cause and by place, idle time after calls that emptied the queue, and waits for the last rank."""
     idle = page.idle
@@ -515,6 +538,7 @@ SECTIONS: tuple[Callable[[Page], Section | None], ...] = (
     _time,
     _use,
     _idle,
+    _memory,
     _flame,
     _streams,
     _collectives,

@@ -61,6 +61,27 @@ ROOFLINE_FIELDS = (
     Field("modelled_share", "modelled", "share"),
     Field("count", "count", "count"),
 )
+MEMORY_FIELDS = (
+    Field("bytes", "live", "bytes", bar=True),
+    Field("share", "of the peak", "share"),
+    Field("count", "allocations", "count"),
+    Field("kind", "kind", "text"),
+    Field("rank", "rank", "count"),
+    Field("device", "GPU", "count"),
+)
+GROWTH_FIELDS = (
+    Field("source", "line", "text"),
+    Field("module", "module", "text"),
+    Field("op", "operator", "text"),
+    Field("bytes_per_step", "a step", "bytes", bar=True),
+    Field("steps", "steps", "count"),
+)
+RECOMPUTE_FIELDS = (
+    Field("module", "module", "text"),
+    Field("saved_bytes", "saved", "bytes", bar=True),
+    Field("activation_bytes", "activations", "bytes"),
+    Field("forward_ns", "costs", "ns"),
+)
 IDLE_CAUSE_FIELDS = (
     Field("cause", "cause", "text"),
     Field("meaning", "what it means", "text"),

@@ -211,8 +211,53 @@ def _events(timeline: Timeline) -> Iterator[tuple[int, pl.Series]]:
     for frame in numbered.iter_slices(_CHUNK_ROWS):
         yield frame.height, _gpu_lines(frame, timeline, of_gpu)
     yield 0, _arrows(timeline)
+    yield 0, _memory_lines(timeline)
     for number, phases in enumerate(timeline.inside):
         yield from inside_lines(phases, number, _quoted, _microseconds)
+
+
+def _memory_lines(timeline: Timeline) -> pl.Series:
+    """Events about memory, as `thence.readers.kineto.memory` reads them; without those of unknown addresses."""
+    trace = timeline.trace
+    columns = ("process", "thread", "address", "bytes")
+    memory = trace.memory.filter(pl.col("address").is_not_null()).select("opened", "closed", *columns)
+    changes = pl.concat(
+        [
+            memory.select(*columns, row="opened"),
+            memory.select("process", "thread", "address", -pl.col("bytes"), row="closed"),
+        ]
+    ).drop_nulls("row")
+    totals = trace.memory_totals.with_row_index("row").cast({"row": pl.Int32})
+    changed = totals.join(changes, on="row", maintain_order="left").with_columns(name=pl.lit("[memory]"))
+    failed = trace.memory_failures.with_columns(name=pl.lit("[OutOfMemory]"))
+    both = pl.concat([changed, failed], how="diagonal").with_columns(
+        # Who returned memory that was handed out before the trace is not known: it is said to be any thread.
+        pl.col("process", "thread").fill_null(pl.col("process", "thread").max().over("rank")).fill_null(0)
+    )
+    of_host = pl.col("device").is_null()
+    numbers = {
+        "Total Reserved": pl.col("reserved").fill_null(0),
+        "Total Allocated": pl.col("allocated"),
+        "Bytes": pl.col("bytes"),
+        "Device Id": pl.col("device").fill_null(-1),
+        "Device Type": pl.when(of_host).then(0).otherwise(1),
+        "Addr": pl.col("address"),
+    }
+    members = [pl.concat_str(pl.lit(f', "{key}": '), value.cast(pl.String)) for key, value in numbers.items()]
+    line = pl.concat_str(
+        pl.lit('{"ph": "i", "s": "t", "cat": "cpu_instant_event", "name": "'),
+        pl.col("name"),
+        pl.lit('", "pid": '),
+        _pid(timeline, pl.col("process")),
+        pl.lit(', "tid": '),
+        pl.col("thread").cast(pl.String),
+        pl.lit(', "ts": '),
+        _microseconds(pl.col("start")),
+        pl.lit(', "args": {'),
+        pl.concat_str(members, ignore_nulls=True).str.slice(2),
+        pl.lit("}}"),
+    )
+    return both.select(line).to_series()
 
 
 def _with_graph_labels(rows: pl.DataFrame, timeline: Timeline) -> pl.DataFrame:

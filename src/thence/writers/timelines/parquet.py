@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _TABLES = (
     *("gpu", "host", "places", "collectives", "threads", "programs"),
     *("events", "waits", "steps", "step_times", "counters"),
+    *("memory", "memory_totals", "memory_failures"),
 )
 _INSIDE = "inside.parquet"
 _META = "meta.json"

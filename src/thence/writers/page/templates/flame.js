@@ -3,6 +3,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
 const count = data.parent.length;
+const OF_BYTES = data.unit === "bytes", amount = OF_BYTES ? size : time, AMOUNT = OF_BYTES ? "bytes" : "time";
 const GAP = 1, SMALLEST = 0.5, LABELLED = 24, PAD = 5, OUTER = 16, INNER = 112;
 let ROW = 21;
 const KINDS = ["compute", "communication", "copy", "idle", "smaller"];
@@ -121,7 +122,7 @@ function box(i, x, w, row, top, shown, outer) {
     const room = w - 2 * PAD - gap, text = fitted(nameOf(i), room, data.files);
     pen.fillStyle = found && isDark() ? "#14171b" : kindOf(i) === "idle" ? colours.soft : colours.ink;
     pen.fillText(text, x + PAD, y + ROW / 2);
-    const figure = time(value[i]) + "  " + share(value[i], value[0]), size = widthOf(figure);
+    const figure = amount(value[i]) + "  " + share(value[i], value[0]), size = widthOf(figure);
     if (room - widthOf(text) > size + 18) {
       pen.globalAlpha *= 0.68;
       pen.fillText(figure, x + w - gap - PAD - size, y + ROW / 2);
@@ -140,14 +141,14 @@ function frameAt(event) {
   return found ? found[2] : -1;
 }
 function facts(i) {
-  const parent = i ? data.parent[i] : -1, shown = value[i], list = [["time", time(shown)], ["of all shown", share(shown, value[0])]];
+  const parent = i ? data.parent[i] : -1, shown = value[i], list = [[AMOUNT, amount(shown)], ["of all shown", share(shown, value[0])]];
   if (zoom && pathTo(i).includes(zoom)) list.push(["of the view", share(shown, value[zoom])]);
   if (parent >= 0) list.push(["of the frame around it", share(shown, value[parent])]);
   const n = data.count[i];
   list.push([kindOf(i) === "idle" ? "gaps" : "activities", number(n)]);
-  if (n && i) list.push(["mean", time(data.total[i] / n)]);
-  for (const what of KNOWN) if (data.phases[what][i]) list.push([what, time(data.phases[what][i])]);
-  if (Math.abs(shown - data.total[i]) > 0.5) list.push(["time without filters", time(data.total[i])]);
+  if (n && i) list.push(["mean", amount(data.total[i] / n)]);
+  for (const what of KNOWN) if (data.phases[what][i]) list.push([what, amount(data.phases[what][i])]);
+  if (Math.abs(shown - data.total[i]) > 0.5) list.push([AMOUNT + " without filters", amount(data.total[i])]);
   return list;
 }
 const tip = (i, event) => showTip($("tip"), event, nameOf(i), data.full[i] >= 0 ? data.strings[data.full[i]] : null, facts(i));
@@ -196,7 +197,7 @@ function find() {
     // The time of a matching frame includes the matching frames inside it.
     let total = 0, frames = 0, whole = 0;
     for (let i = 0; i < count; i++) { frames += matches[i]; if (matches[i] && !(i && under[data.parent[i]])) total += value[i]; if (!children[i].length) whole += partOf(i); }
-    $("matched").textContent = `${number(frames)} frame${frames === 1 ? "" : "s"}, ${time(total)}, ${share(total, whole)}`;
+    $("matched").textContent = `${number(frames)} frame${frames === 1 ? "" : "s"}, ${amount(total)}, ${share(total, whole)}`;
   } else if (text === "") $("matched").textContent = "";
   while (zoom && !(value[zoom] > 0)) zoom = selected = data.parent[zoom];   // the frame is hidden by the filters
   while (selected && !(value[selected] > 0)) selected = data.parent[selected];
@@ -221,7 +222,7 @@ function chips() {
     chip.type = "button"; chip.id = "chip-" + what; chip.setAttribute("aria-pressed", "true");
     chip.title = "Click to hide or show it; Shift-click to show only it";
     if (group === KINDS) { const dot = element("i"); dot.style.background = `var(--${what})`; chip.append(dot); }
-    chip.append(element("b", WORDS[what] || what), element("span", time(sums[what])));
+    chip.append(element("b", WORDS[what] || what), element("span", amount(sums[what])));
     chip.querySelector("b").style.fontWeight = "500";
     chip.addEventListener("click", (event) => {
       const others = group.filter((other) => other !== what && sums[other]);
@@ -308,7 +309,7 @@ $("title").textContent = data.title;
 $("inputs").textContent = $("inputs").title = data.inputs;
 for (const [what, text] of data.facts) { const item = element("span", what + " "); item.append(element("b", text)); $("facts").append(item); }
 for (const note of data.notes) $("notes").append(element("li", note));
-canvas.setAttribute("aria-label", data.title + ": " + number(count) + " frames, " + time(data.total[0]));
+canvas.setAttribute("aria-label", data.title + ": " + number(count) + " frames, " + amount(data.total[0]));
 chips();
 // If the GPU was mostly idle, its work would be too narrow to see: leave idle time out at first, and say so.
 let idle = 0;

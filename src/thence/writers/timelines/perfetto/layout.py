@@ -419,12 +419,14 @@ def _add_devices(
     models = {d.device: d.name for d in timeline.trace.meta.devices if d.rank == rank and d.name}
     uuids = []
     lanes = _lanes_of(number, lane, len(streams))
-    for (device, stream), count in zip(streams, lanes, strict=True):
+    counted = timeline.counters.filter(pl.col("rank") == rank)["device"].unique().sort()
+    for device in [*(device for device, _ in streams), *counted]:  # memory has counters where nothing else is known
         if (rank, device) not in devices:
             model = f" ({models[device]})" if device in models else ""
             name = f"{_prefix(timeline, rank)}GPU {device}{model}"
             of = Process(made.tracks.free_pid(), name, _clock(timeline, rank))
             devices[rank, device] = made.tracks.add(name, of=of)
+    for (device, stream), count in zip(streams, lanes, strict=True):
         name = "no stream" if stream is None else f"stream {stream}"
         uuids.append(made.tracks.lanes(name, devices[rank, device], count))
     track[rows] = _flat(uuids)[_first(lanes)[number] + lane]

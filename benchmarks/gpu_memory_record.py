@@ -1,0 +1,188 @@
+"""What recording PyTorch's memory costs a training step, and whether the recording's peak is PyTorch's own.
+
+    python benchmarks/gpu_memory_record.py record OUT   # on a GPU with torch; thence's src on PYTHONPATH
+    python benchmarks/gpu_memory_record.py check OUT    # anywhere, with thence's requirements
+
+A GPT is trained inside `thence.record`, in alternating blocks of steps with and without the allocator's history as
+`thence record --with memory` keeps it. The cost is the median of the paired differences with its 95 % interval; so is
+the CPU time of the thread that launches. Then the same training is recorded with ``RecordOptions(memory=True)``, from
+before the model is made, and once more by a program that keeps a history of its own, which has to be as it was.
+``check`` compares the peaks of both recordings with ``torch.cuda.max_memory_allocated``, to the byte.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from command_line import documented_parser
+
+BLOCKS, STEPS = 80, 10
+WARM_UP = 20
+PROGRAMS = ("cost", "recorded", "own")
+TIMEOUT_S = 200
+
+
+def measure_cost(out: Path) -> dict[str, Any]:
+    """Seconds of blocks of steps, in pairs: without and with the history."""
+    import torch
+
+    import thence
+    from gpu_memory import Training
+    from thence.capture.torch.memory_history import MOST_ENTRIES
+
+    history = torch.cuda.memory._record_memory_history  # noqa: SLF001 - PyTorch has no public name
+    step = Training()
+    blocks: dict[str, list[tuple[float, float]]] = {"without": [], "with": []}
+    with thence.record(out / "cost_recording", thence.RecordOptions(baseline=False)):
+        for _ in range(WARM_UP):
+            step()
+        for number in range(BLOCKS):
+            order = ("without", "with") if number % 2 else ("with", "without")
+            for way in order:
+                if way == "with":
+                    history(enabled="all", context=None, stacks="python", max_entries=MOST_ENTRIES)
+                else:
+                    history(enabled=None)
+                step()  # the first step after a switch does not count
+                torch.cuda.synchronize()
+                began, cpu = time.perf_counter(), time.thread_time()
+                for _ in range(STEPS):
+                    step()
+                launched = time.thread_time() - cpu
+                torch.cuda.synchronize()
+                blocks[way].append((time.perf_counter() - began, launched))
+        history(enabled=None)
+    return {"steps": STEPS, "blocks": blocks}
+
+
+def record_training(out: Path) -> dict[str, Any]:
+    """The training recorded with its memory from before the model is made; what PyTorch says of it."""
+    import torch
+
+    import thence
+    from gpu_memory import Training
+
+    torch.cuda.init()
+    with thence.record(out / "recorded_recording", thence.RecordOptions(memory=True)):
+        step = Training()
+        for _ in range(30):
+            step()
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+    written = time.perf_counter() - began
+    kept = torch._C._cuda_isHistoryEnabled()  # noqa: SLF001
+    return _said(torch) | {"seconds_to_end": written, "kept": kept}
+
+
+def keep_own_history(out: Path) -> dict[str, Any]:
+    """A program with a history of its own, recorded with its memory."""
+    import torch
+
+    import thence
+    from gpu_memory import Training
+
+    memory = torch.cuda.memory
+    memory._record_memory_history(max_entries=5000, stacks="python")  # noqa: SLF001
+    original = memory._record_memory_history  # noqa: SLF001
+    with thence.record(out / "own_recording", thence.RecordOptions(memory=True)):
+        step = Training()
+        for _ in range(3):
+            step()
+    trace = memory._snapshot()["device_traces"][0]  # noqa: SLF001
+    return _said(torch) | {
+        "kept": torch._C._cuda_isHistoryEnabled(),  # noqa: SLF001
+        "same_function": memory._record_memory_history is original,  # noqa: SLF001
+        "entries": len(trace),
+        "with_frames": sum(bool(entry.get("frames")) for entry in trace),
+    }
+
+
+def _said(torch: Any) -> dict[str, Any]:
+    stats = torch.cuda.memory_stats()
+    return {
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(),
+        "max_memory_allocated": torch.cuda.max_memory_allocated(),
+        "memory_allocated": torch.cuda.memory_allocated(),
+        "memory_reserved": stats["reserved_bytes.all.current"],
+    }
+
+
+def record(out: Path) -> None:
+    """Runs each program in a process of its own."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name in PROGRAMS:
+        began = time.perf_counter()
+        command = [sys.executable, __file__, "program", str(out), name]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        (out / f"{name}.log").write_text(run.stdout + run.stderr)
+        print(f"{name}: {'ok' if run.returncode == 0 else 'FAILED'}, {time.perf_counter() - began:.0f} s", flush=True)
+
+
+def check(out: Path) -> int:
+    """Prints the cost and compares the recordings with what PyTorch said; returns how many things are wrong."""
+    cost = json.loads((out / "cost.json").read_text())
+    for column, what in enumerate(("step", "CPU time of its launching thread")):
+        without, with_ = ([block[column] for block in cost["blocks"][way]] for way in ("without", "with"))
+        shares = [after / before - 1 for before, after in zip(without, with_, strict=True)]
+        low, high = _interval(shares)
+        milliseconds = sorted(without)[len(without) // 2] / cost["steps"] * 1e3
+        print(f"{what}: {milliseconds:.2f} ms, with memory {_median(shares):+.1%} [{low:+.1%}, {high:+.1%}]")
+    return _check_recording(out, "recorded") + _check_recording(out, "own")
+
+
+def _check_recording(out: Path, name: str) -> int:
+    import polars as pl
+
+    import thence
+
+    said = json.loads((out / f"{name}.json").read_text())
+    trace = thence.open(out / f"{name}_recording")
+    totals = trace.tables.memory_totals.filter(pl.col("device") == 0)
+    found = totals["allocated"].max(), totals["allocated"][-1], totals["reserved"][-1]
+    expected = said["max_memory_allocated"], said["memory_allocated"], said["memory_reserved"]
+    right = found == expected
+    print(f"{name}: peak, allocated and reserved {'are those of PyTorch' if right else f'WRONG: {found}, {expected}'}")
+    print(f"  { ({key: said[key] for key in said if key not in ('torch', 'device')}) }")
+    for kind in ("module", "source", "phase", "step"):
+        answer = trace.memory(by=kind)
+        rows = answer.rows
+        placed = rows.filter(pl.col("name").is_not_null())["bytes"].sum()
+        print(f"  by {kind}: {placed / max(1, rows['bytes'].sum()):.1%} of the bytes at the peak have one")
+    return int(not right)
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _interval(values: list[float]) -> tuple[float, float]:
+    dice = random.Random(0)
+    medians = sorted(_median(dice.choices(values, k=len(values))) for _ in range(2000))
+    return medians[50], medians[1949]
+
+
+def main() -> None:
+    """Reads the options."""
+    parser = documented_parser(__doc__)
+    parser.add_argument("part", choices=("record", "check", "program"))
+    parser.add_argument("out", type=Path)
+    parser.add_argument("program", nargs="?", choices=PROGRAMS)
+    options = parser.parse_args()
+    if options.part == "record":
+        record(options.out)
+    elif options.part == "check":
+        sys.exit(check(options.out))
+    else:
+        run = {"cost": measure_cost, "recorded": record_training, "own": keep_own_history}[options.program]
+        (options.out / f"{options.program}.json").write_text(json.dumps(run(options.out)))
+
+
+if __name__ == "__main__":
+    main()

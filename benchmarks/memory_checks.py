@@ -1,0 +1,105 @@
+"""Compares `thence memory` with what PyTorch and XLA say of the programs of `gpu_memory.py`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+import thence
+
+_NEAR = 0.01
+"""Share of the peak by which a prediction may be wrong."""
+
+
+class Checks:
+    """Prints what agrees and what does not.
+
+    Attributes:
+        wrong: how many do not.
+    """
+
+    def __init__(self) -> None:
+        self.wrong = 0
+
+    def equal(self, what: str, found: object, said: object) -> None:
+        """Both must be equal."""
+        agrees = found == said
+        self.wrong += not agrees
+        print(f"{'ok   ' if agrees else 'WRONG'} {what}: {found}" + ("" if agrees else f", said to be {said}"))
+
+
+def check(out: Path) -> int:
+    """Compares all traces of a folder; returns the exit code."""
+    checks = Checks()
+    for path in sorted(out.glob("*.truth.json")):
+        name, said = path.name.removesuffix(".truth.json"), json.loads(path.read_text())
+        if (out / f"{name}.json.gz").exists():
+            _torch(checks, name, thence.open(out / f"{name}.json.gz"), said)
+        if (out / f"{name}.xplane.pb.gz").exists():
+            _jax(checks, name, out / f"{name}.xplane.pb.gz", said)
+    print(f"{checks.wrong} WRONG")
+    return int(checks.wrong > 0)
+
+
+def _torch(checks: Checks, name: str, trace: thence.Trace, said: dict[str, Any]) -> None:
+    answer = trace.memory("kind")
+    device = answer.devices.row(0, named=True)
+    checks.equal(f"{name}: peak", device["peak_bytes"], said["max_memory_allocated"])
+    checks.equal(f"{name}: before the trace", device["before_bytes"], said["allocated_at_begin"])
+    totals = trace.tables.memory_totals.drop_nulls("device")
+    checks.equal(f"{name}: allocated at the end", totals["allocated"][-1], said["allocated_at_end"])
+    checks.equal(f"{name}: most reserved", totals["reserved"].max(), said["max_memory_reserved"])
+    known = answer.rows.filter(pl.col("name").is_not_null())["bytes"].sum() / max(int(answer.rows["bytes"].sum()), 1)
+    print(f"      {name}: {known:.1%} of the rows are of a known kind")
+    if said.get("held_by_blocks") and name not in ("plain", "compiled"):  # without modules
+        checks.equal(f"{name}: held by the blocks", _held(trace), list(said["held_by_blocks"].values()))
+    if "leaked_per_step" in said:
+        grown = answer.growth.row(0, named=True)
+        checks.equal(f"{name}: function that leaks", "remember" in str(grown["source"]), True)  # noqa: FBT003
+        checks.equal(f"{name}: bytes a step", grown["bytes_per_step"], -(-4 * 777_777 // 512) * 512)
+    if "asked" in said:
+        failed = answer.failures.row(0, named=True)
+        checks.equal(f"{name}: asked for", failed["bytes"], -(-said["asked"] // 512) * 512)
+        checks.equal(f"{name}: who asked", "ask" in str(failed["source"]), True)  # noqa: FBT003
+    if "inactive_split" in said:
+        checks.equal(f"{name}: fragments", said["inactive_split"] in totals["inactive"].to_list(), True)  # noqa: FBT003
+    if "recomputed" in said:
+        _recomputed(checks, name, answer.recomputed, said)
+
+
+def _held(trace: thence.Trace) -> list[int]:
+    """What each block holds when the last forward pass through all of them has ended."""
+    ends = trace.tables.host.filter(pl.col("name").cast(pl.String) == "after the blocks")["start"]
+    first = trace.tables.gpu["start"].min()
+    rows = trace.memory("module", at=f"{ends[-1] - first}ns").rows
+    blocks = rows.with_columns(block=pl.col("name").str.extract(r"Block_(\d+)").cast(pl.Int64)).drop_nulls("block")
+    return blocks.group_by("block").agg(pl.col("bytes").sum()).sort("block")["bytes"].to_list()
+
+
+def _recomputed(checks: Checks, name: str, predicted: pl.DataFrame, said: dict[str, Any]) -> None:
+    above = {run: said[run]["peak"] - said[run]["before"] for run in ("plain", "recomputed")}
+    saved = above["plain"] - above["recomputed"]
+    number = said["module"].rpartition(".")[2]
+    rows = predicted.filter(pl.col("module").str.contains(rf"^[^/]*/(?:Block|Sequential)_{number}$"))
+    found = rows["saved_bytes"].sum()
+    print(f"      {name}: {said['module']} saves {saved:,} bytes, predicted {found:,}")
+    near = abs(found - saved) <= _NEAR * said["plain"]["peak"]
+    checks.equal(f"{name}: within {_NEAR:.0%} of the peak", near, True)  # noqa: FBT003
+
+
+def _jax(checks: Checks, name: str, path: Path, said: dict[str, Any]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        unpacked = Path(folder) / "profile.xplane.pb"
+        unpacked.write_bytes(gzip.decompress(path.read_bytes()))
+        trace = thence.open(unpacked)
+        device = trace.memory().devices.sort("peak_bytes").row(-1, named=True)
+        kinds = dict(trace.memory("kind").rows.select("name", "bytes").iter_rows())
+    checks.equal(f"{name}: peak", device["peak_bytes"], said["peak_memory_in_bytes"])
+    checks.equal(f"{name}: all allocations", device["reserved_bytes"], said["total_allocation_bytes"])
+    checks.equal(f"{name}: arguments", kinds["argument"], said["argument_size_in_bytes"])
+    checks.equal(f"{name}: results", kinds["output"], said["output_size_in_bytes"])

@@ -1,0 +1,91 @@
+"""Allocations from the events of an allocator: each call that hands out memory, with the call that returns it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+
+from thence.model.tables import MEMORY, MEMORY_TOTALS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from thence.model.arrays import Int64
+
+HOST_MEMORY = -1
+"""Device number of the host's memory among events."""
+
+
+def allocations(events: Mapping[str, Any], allocator: str) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The tables `MEMORY` and `MEMORY_TOTALS` of an allocator's events.
+
+    An event at an address ends the allocation that an earlier one began there. Memory that is returned and was never
+    seen to be handed out is from before the trace.
+
+    Args:
+        events: columns, with the events of each device in the allocator's order: rank, process, thread, device
+            (`HOST_MEMORY` for the host), start (ns), address, bytes (negative where they are returned), allocated and
+            reserved (bytes after the event; reserved -1 where unknown).
+        allocator: its name.
+    """
+    order = np.lexsort((events["device"], events["rank"]))
+    rows = {name: np.asarray(values)[order] for name, values in events.items()}
+    before, following = _neighbours(rows)
+    begins = rows["bytes"] > 0
+    earlier, opened = np.flatnonzero(~begins & ~((before >= 0) & begins[before])), np.flatnonzero(begins)
+    # Sorted by device; of each device those from before the trace first, as they are returned.
+    row = np.concatenate([earlier, opened])
+    seen = np.concatenate([np.zeros(len(earlier), np.bool_), np.ones(len(opened), np.bool_)])
+    sort = np.lexsort((row, seen, rows["device"][row], rows["rank"][row]))
+    row, seen = row[sort], seen[sort]
+    closed = np.where(seen, following[row], row)
+    device = _known(rows["device"], rows["device"] != HOST_MEMORY)
+    names = pl.Series([allocator], dtype=pl.Categorical())
+    memory = MEMORY.frame(
+        {
+            "rank": rows["rank"][row],
+            "device": device.gather(row),
+            **{name: _known(rows[name][row], seen) for name in ("process", "thread", "start")},
+            "end": _known(rows["start"][closed], closed >= 0),
+            "opened": _known(row, seen),
+            "closed": _known(closed, closed >= 0),
+            "address": rows["address"][row].astype(np.uint64),
+            "bytes": np.abs(rows["bytes"][row]),
+            "allocator": names.new_from_index(0, len(row)),
+        }
+    )
+    # Less than what is handed out is no size of what is held.
+    reserved = _known(rows["reserved"], rows["reserved"] >= np.maximum(rows["allocated"], 0))
+    totals = MEMORY_TOTALS.frame(
+        {
+            "rank": rows["rank"],
+            "device": device,
+            "allocator": names.new_from_index(0, len(order)),
+            "start": rows["start"],
+            "allocated": rows["allocated"],
+            "reserved": reserved,
+            "inactive": reserved - pl.Series(rows["allocated"]),
+        }
+    )
+    return memory, totals
+
+
+def _neighbours(rows: Mapping[str, Any]) -> tuple[Int64, Int64]:
+    """The event before and the one after each at the same address of the same device, -1 for none."""
+    count = len(rows["address"])
+    at_address = np.lexsort((np.arange(count), rows["address"], rows["device"], rows["rank"]))
+    first, second = at_address[:-1], at_address[1:]
+    same = np.ones(len(first), np.bool_)
+    for name in ("rank", "device", "address"):
+        same &= rows[name][first] == rows[name][second]
+    before, following = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
+    following[first[same]], before[second[same]] = second[same], first[same]
+    return before, following
+
+
+def _known(values: Any, known: Any) -> pl.Series:
+    """The values, with null where they are not known."""
+    column = pl.Series(values)
+    return column if known.all() else column.set(pl.Series(~known), None)
