@@ -170,7 +170,10 @@ class Processes:
 
     def __init__(self, imported: tuple[str, ...]) -> None:
         self._imported = imported
-        _server(imported)
+
+    def ready(self) -> None:
+        """Starts the process that is forked, before this one has limits of its own."""
+        _server(self._imported)
 
     def Popen(  # noqa: N802 - the name there
         self, command: Sequence[str], *, env: Mapping[str, str], **streams: IO[bytes] | int
@@ -192,6 +195,7 @@ class Processes:
             return subprocess.CompletedProcess(command, process.wait(timeout))
         finally:
             process.kill()
+            process.wait()
 
 
 @functools.cache
