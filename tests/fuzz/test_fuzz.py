@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CASES, SEED, THROUGH_VERBS = 200, 1, 100
+SOON = ("sqlite", "xplane", "recording", "arrow", "parquet")
+"""Formats of which 50 cases reach every refusal of damage that 200 reach; they cost most, and have half as many."""
 LAYOUTS = ("mosaic", "flashinfer", "proton")
 """Further layouts of in-kernel events, whose every case goes through a verb: a quarter of the cases does."""
 
@@ -30,8 +32,8 @@ LAYOUTS = ("mosaic", "flashinfer", "proton")
 @pytest.mark.skipif(sys.platform == "win32", reason="limits are those of POSIX")
 @pytest.mark.parametrize("of", FORMATS, ids=[of.name for of in FORMATS])
 def test_no_input_does_harm(of: Format, tmp_path: Path) -> None:
-    cases = CASES // 4 if of.name in LAYOUTS else CASES
-    options = {"--cases": cases, "--every": THROUGH_VERBS, "--seed": SEED}
+    cases = CASES // 4 if of.name in LAYOUTS else CASES // 2 if of.name in SOON else CASES
+    options = {"--cases": cases, "--every": min(THROUGH_VERBS, cases // 2), "--seed": SEED}
     arguments = [word for name, value in options.items() for word in (name, str(value))]
     environment = os.environ | {"POLARS_MAX_THREADS": "1", "TMPDIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     done = forking.run([str(RUN), of.name, *arguments], env=environment, timeout=600)
