@@ -20,7 +20,6 @@ import io
 import json
 import os
 import pkgutil
-import resource
 import runpy
 import select
 import signal
@@ -284,6 +283,8 @@ def _become(request: dict[str, Any]) -> None:
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
     if request["file_limit"] is not None:
+        import resource
+
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_limit"],) * 2)
     for descriptor in request["closed"]:
         os.close(descriptor)
