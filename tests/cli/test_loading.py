@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
 
+import forking
 import thence.cli
 from helpers import DATA, FSDP, TORCH
 from thence.__main__ import run
@@ -51,11 +51,10 @@ def test_the_questions_and_readers_are_modules() -> None:
 
 
 def loaded(code: str, *arguments: str | Path) -> set[str]:
-    """Modules that are imported after a run."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, check=True
-    )
-    return set(done.stderr.splitlines()[-1].split())
+    """Modules that are imported after a run, in a process that had imported Polars and nothing of thence."""
+    done = forking.run(["-c", code, *map(str, arguments)], imported=forking.POLARS)
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.decode().splitlines()[-1].split())
 
 
 @pytest.mark.parametrize(
