@@ -35,6 +35,7 @@ OTHERS = {
     "record": "starts programs",
     "doctor": "reads no trace",
     "demo": "reads the trace of the package",
+    "help": "reads no trace",
 }
 """Verbs that mutated traces do not go through, and why."""
 VALUES = {
