@@ -6,8 +6,10 @@ A thorough run asks for more and new examples. Tests that ask many things of the
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import os
+import sys
 from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +32,19 @@ MAX_KEPT = 12
 DATA = Path(__file__).parent / "data"
 READ_ONCE = ("analysis", "attribution", "cli", "end_to_end", "writers")
 """Folders of tests that ask traces and do not test how they are read: `read_once` holds in all of them."""
+STARTS = ("store/test_parquet_check.py", "readers/test_parquet_probe.py")
+"""Tests of how processes are started, and that they cannot be."""
 _traces: OrderedDict[str, Any] = OrderedDict()
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and their modules are no garbage: Python's own limits collect them again and again.
+
+    That took an eighth of the CPU time of the tests.
+    """
+    gc.set_threshold(100_000)
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
@@ -78,6 +92,22 @@ def _content(path: Path) -> object:
     files = [*path.parent.iterdir(), *path.parent.parent.iterdir(), *(path.rglob("*") if path.is_dir() else ())]
     states = ((file, file.stat()) for file in sorted({path, *files}) if file.is_file())
     return given, [(str(file), state.st_ino, state.st_size, state.st_mtime_ns) for file, state in states]
+
+
+@pytest.fixture(autouse=True)
+def _forked_children(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that try tables and that answer SQL are forks, which have imported Polars already.
+
+    Not where the start of them is tested.
+    """
+    if sys.platform == "win32" or request.path.relative_to(DATA.parent).as_posix() in STARTS:
+        return
+    import forking
+    from thence.cli import bounded_query
+    from thence.readers import parquet_probe
+
+    monkeypatch.setattr(parquet_probe, "subprocess", forking.Processes(forking.POLARS))
+    monkeypatch.setattr(bounded_query, "subprocess", forking.Processes(forking.EVERYTHING))
 
 
 @pytest.fixture(autouse=True)

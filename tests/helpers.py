@@ -9,7 +9,6 @@ import io
 import json
 import os
 import subprocess
-import sys
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from unittest import mock
 import pytest
 from polars.testing import assert_frame_equal
 
+import forking
 import thence
 from thence.cli import main
 
@@ -127,15 +127,8 @@ def run_thence(*arguments: str | Path, **environment: str) -> subprocess.Complet
 def run_process(
     *arguments: str | Path, stdin: bytes | None = None, **environment: str
 ) -> subprocess.CompletedProcess[bytes]:
-    """``python -m thence`` in a process of its own, its output a pipe."""
-    return subprocess.run(
-        [sys.executable, "-m", "thence", *map(str, arguments)],
-        input=stdin,
-        capture_output=True,
-        timeout=60,
-        check=False,
-        env=_environment(environment),
-    )
+    """``python -m thence`` in a process of its own, which is a fork, its output a file."""
+    return forking.run(["-m", "thence", *map(str, arguments)], stdin=stdin, timeout=60, env=_environment(environment))
 
 
 def _environment(changed: dict[str, str]) -> dict[str, str]:

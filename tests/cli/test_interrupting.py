@@ -129,7 +129,9 @@ def signalled(code: str, arguments: list[str], number: int) -> tuple[int, str, l
     )  # fmt: skip
     assert process.stderr is not None
     with process.stderr as told:
-        text = told.readline()
+        text = ""
+        while "started" not in text and (line := told.readline()):  # on a slow machine, progress is told before
+            text += line
         process.send_signal(number)
         returned = process.wait(60)
         (child,) = re.findall(r"started (\d+)", text)

@@ -4,46 +4,26 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+import forking
 from helpers import STACK, kernel, launch, written
 from thence import opening
 from thence.cli import main
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-PROGRAM = (sys.executable, "-m", "thence")
-ENVIRONMENT = {
-    "PATH": os.environ["PATH"],
-    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    "LANG": "C.UTF-8",
-    # Python 3.11 would leave bytecode behind that `limited_files` has cut, and every later import would fail.
-    "PYTHONDONTWRITEBYTECODE": "1",
-}
+ENVIRONMENT = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
 
 
-def thence(
-    *arguments: Any, before: Callable[[], None] | None = None, **options: Any
-) -> subprocess.CompletedProcess[str]:
-    environment = ENVIRONMENT | options.pop("env", {})
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-    return subprocess.run(
-        [*PROGRAM, *map(str, arguments)],
-        preexec_fn=before, env=environment, text=True, encoding="utf-8", timeout=120, check=False, **options,
-    )  # fmt: skip
-
-
-def limited_files(size: int) -> Callable[[], None]:
-    """Writes that make a file larger than this fail, as on a full disk: the first of them in part."""
-    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+def thence(*arguments: Any, env: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+    """``python -m thence``, as `forking.run` runs it; what it printed is text."""
+    done = forking.run(["-m", "thence", *map(str, arguments)], env=ENVIRONMENT | (env or {}), **options)
+    texts = [None if text is None else text.decode() for text in (done.stdout, done.stderr)]
+    return subprocess.CompletedProcess(done.args, done.returncode, *texts)
 
 
 @pytest.fixture(scope="module")
@@ -88,27 +68,22 @@ def test_a_full_device_is_one_sentence(arguments: tuple[Any, ...], small: Path) 
 
 
 def test_closed_standard_output_is_one_sentence(small: Path, tmp_path: Path) -> None:
-    done = thence("report", small, before=lambda: os.close(1))
+    done = thence("report", small, closed=[1])
     assert done.returncode == 2
     assert "standard output cannot be written: it is closed" in one_sentence(done.stderr)
-    to_file = thence("report", small, "-o", tmp_path / "r.json", before=lambda: os.close(1))
+    to_file = thence("report", small, "-o", tmp_path / "r.json", closed=[1])
     assert to_file.returncode == 0
     assert to_file.stderr.startswith("wrote ")
     assert to_file.stderr.count("\n") == 1
 
 
 def test_closed_standard_error_loses_messages_only(small: Path) -> None:
-    closed = lambda: os.close(2)  # noqa: E731
-    assert thence("report", small, before=closed).returncode == 0
-    assert thence("report", "nothing-here.json", before=closed).returncode == 2
+    assert thence("report", small, closed=[2]).returncode == 0
+    assert thence("report", "nothing-here.json", closed=[2]).returncode == 2
 
 
 def test_both_closed_still_end_with_exit_code_2(small: Path) -> None:
-    def closed() -> None:
-        for descriptor in (0, 1, 2):
-            os.close(descriptor)
-
-    assert thence("report", small, before=closed).returncode == 2
+    assert thence("report", small, closed=[0, 1, 2]).returncode == 2
 
 
 def test_a_full_standard_error_is_exit_code_2() -> None:
@@ -137,7 +112,7 @@ def test_output_that_a_disk_takes_in_part_is_an_error(tmp_path: Path, unbuffered
     with (tmp_path / "out").open("wb") as file:
         done = thence(
             "report", STACK, "--by", "kernel", "--format", form, cwd=tmp_path,
-            stdout=file, before=limited_files(512), env={"PYTHONUNBUFFERED": unbuffered},
+            stdout=file, file_limit=512, env={"PYTHONUNBUFFERED": unbuffered},
         )  # fmt: skip
     assert (tmp_path / "out").stat().st_size == 512
     assert done.returncode == 2
@@ -146,7 +121,7 @@ def test_output_that_a_disk_takes_in_part_is_an_error(tmp_path: Path, unbuffered
 
 @pytest.mark.parametrize("name", ["t.parquet", "t.json", "t.json.gz", "t.pftrace"])
 def test_a_timeline_on_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path, name: str) -> None:
-    done = thence("convert", STACK, "-o", tmp_path / name, before=limited_files(512))
+    done = thence("convert", STACK, "-o", tmp_path / name, file_limit=512)
     assert done.returncode == 2
     # Polars loses the reason where a short write ends in the middle of a header.
     reason = "File (too large|out of specification.*)" if name == "t.parquet" else "File too large"

@@ -107,11 +107,6 @@ class _Running:
         return Batch(self.name, self.seed, code, cases, failed, self.stopped, cpu_seconds, said)
 
 
-def run_apart(name: str, plan: Plan) -> Batch:
-    """Runs one batch of a format."""
-    return next(iter(run_all([name], plan, processes=1, seconds=None)))
-
-
 def run_all(names: list[str], plan: Plan, *, processes: int, seconds: float | None) -> Iterator[Batch]:
     """Runs batches of formats, and tells each as it ends.
 

@@ -29,10 +29,12 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import polars as pl
 
+import forking
 import thence
 from fuzz.batches import Plan, Totals, run_all
 from fuzz.corpus import Corpus, kind_of, of_bytes, smallest
@@ -244,6 +246,9 @@ def run(of: Format, cases: range, options: argparse.Namespace) -> int:
     begun = failed = 0
     began = time.monotonic()
     pl.DataFrame({"a": [1]}).lazy().sort("a").collect()  # starts Polars' threads, whose stacks count
+    # What tries a table is forked from a process of which the limits are not those of this one.
+    _PROBES.ready()
+    parquet_probe.subprocess = _PROBES  # type: ignore[assignment]
     # Stores are written within this process, whose memory is limited.
     workers.LocalWorkers = lambda _processes: InProcess()  # type: ignore[assignment,misc,return-value]
     for number in cases:
@@ -270,6 +275,7 @@ def _limit_memory() -> None:
 
 
 _probe_started = parquet_probe._started
+_PROBES = forking.Processes(forking.POLARS)
 
 
 def _passes(of: Format, tree: Any, number: int, options: argparse.Namespace, corpus: Corpus | None) -> bool:

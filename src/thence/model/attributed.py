@@ -27,6 +27,7 @@ SHARES: Mapping[str, pl.DataType] = {
 }
 """Columns of `Attributed.shares`."""
 
+_Found = TypeVar("_Found")
 _OfActivities = TypeVar("_OfActivities", pl.Series, pl.DataFrame)
 
 
@@ -111,6 +112,27 @@ def of_each_activity(compute: Callable[[Attributed], _OfActivities]) -> Callable
         return result
 
     return wraps(compute)(found)
+
+
+def once_per_trace(compute: Callable[[Attributed], _Found]) -> Callable[[Attributed], _Found]:
+    """A function of a trace that does its work once: several parts of one answer ask the same.
+
+    A report asks eight times for the steps. `of_each_activity` is for what a part of a trace takes from the whole.
+
+    Args:
+        compute: its result is kept as long as the trace, and nobody changes it; an error is not kept.
+    """
+    name = f"{compute.__module__}.{compute.__qualname__}"
+
+    @wraps(compute)
+    def found(trace: Attributed) -> _Found:
+        kept = vars(trace)
+        if name not in kept:
+            kept[name] = compute(trace)
+        result: _Found = kept[name]
+        return result
+
+    return found
 
 
 def concat_attributed(parts: Sequence[Attributed]) -> Attributed:

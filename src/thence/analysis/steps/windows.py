@@ -48,6 +48,7 @@ import polars as pl
 from thence.analysis.grouping.kernel_groups import communicates, computes
 from thence.attribution.host_rows import row_numbers
 from thence.errors import MissingData
+from thence.model.attributed import once_per_trace
 from thence.model.grouped_intervals import GroupedIntervals, numbered
 from thence.model.intervals import NEVER, NO_ROW, Intervals, covered_lengths, reached_before
 from thence.model.tables import ENDLESS, NO_STEPS, STEP_KINDS
@@ -274,7 +275,11 @@ def steps(attributed: Attributed) -> Steps:
     Raises:
         MissingData: the trace has no steps, or nothing ran in them.
     """
-    trace = attributed.around
+    return _steps(attributed.around)
+
+
+@once_per_trace
+def _steps(trace: Attributed) -> Steps:
     step = row_numbers(trace.places["step_row"])
     if not (step != NO_ROW).any():
         raise MissingData(f"{trace.meta.named}: holds no steps: {NO_STEPS}")
