@@ -46,7 +46,7 @@ class Work:
         Args:
             name: of the operator.
             dims: shapes of its inputs.
-            kernels: name and duration of each.
+            kernels: name and duration of each; a name that begins with Memset is one.
             types: of the inputs.
             more: further arguments of the operator in the trace.
         """
@@ -61,7 +61,8 @@ class Work:
                 {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1,
                  "ts": start + 0.5, "dur": 0.1, "args": {"correlation": correlation, "External id": number}}
             )  # fmt: skip
-            self.activity("kernel", kernel, duration, correlation=correlation, **{"External id": number})
+            category = "gpu_memset" if kernel.startswith("Memset") else "kernel"
+            self.activity(category, kernel, duration, correlation=correlation, **{"External id": number})
         self.host = start + 3.0
 
     def activity(self, category: str, name: str, duration: float, **args: Any) -> None:

@@ -171,6 +171,9 @@ class Roofline(Answer):
             close(times["total"], self.totals["total_ns"] or 0),
             "the rows of the roofline do not add up to the time",
         )
+        least = [rows[name].min() for name in ("flop", "bytes", "roofline_ns")]
+        possible = all(value is None or float(value) >= 0 for value in least)  # type: ignore[arg-type]
+        must(inputs, possible, "a row of the roofline has less than no work")
         adds_up = close(times["modelled"], times["roofline"] + times["headroom"])
         must(inputs, adds_up, "roofline and headroom do not add up to the modelled time")
 

@@ -39,6 +39,15 @@ def test_a_call_of_two_kernels_counts_once(tmp_path: Path) -> None:
     assert found["dtype"][1] == "bfloat16", "the type of its inputs"
 
 
+def test_a_memset_among_the_kernels_of_a_call_takes_no_part_in_its_work(tmp_path: Path) -> None:
+    made = Work()
+    kernels = (("gemm_splitk_bf16", 30.0), ("Memset (Device)", 5.0), ("reduce", 10.0))
+    made.call("aten::mm", [[64, 128], [128, 32]], *kernels)
+    found = work_of(made.opened(tmp_path))
+    whole = 2 * 64 * 128 * 32
+    assert found["flop"].to_list() == [whole * 0.75, None, whole * 0.25]
+
+
 def test_a_part_of_a_call_has_its_share_and_work_is_computed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,14 +115,16 @@ def _shared(activities: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     size = np.diff(np.append(first, len(call)))
     until = np.cumsum(time)
     until -= np.repeat(until[first] - time[first], size)
-    whole = np.repeat(until[first + size - 1], size).astype(np.float64)
-    whole[(whole == 0) | copied] = np.nan
+    whole = np.repeat(until[first + size - 1], size)
+    # Copies of a call take no part: up to them as much is reached as before them.
+    reached_share = until / np.where(whole > 0, whole, 1)
+    takes_part = (whole > 0) & ~copied
 
     def part(work: str) -> pl.Series:
-        reached = np.rint(timed[work].to_numpy() * (until / np.where(whole > 0, whole, 1)))
+        reached = np.rint(timed[work].to_numpy() * reached_share)
         before = np.append(0.0, reached[:-1])
         before[first] = 0
-        return pl.Series(np.where(whole > 0, reached - before, np.nan)).fill_nan(None)
+        return pl.Series(np.where(takes_part, reached - before, np.nan)).fill_nan(None)
 
     longest = np.lexsort((np.where(copied, -1, time), call))[first + size - 1]
     named = timed["dtype"].cast(pl.String).gather(np.repeat(longest, size))
