@@ -31,6 +31,9 @@ def rows(trace: thence.Trace) -> pl.DataFrame:
     return trace.tables.gpu.select(COLUMNS).with_columns(text).sort(COLUMNS[:7])
 
 
+OF_BYTES = ("bytes", "modelled_ns", "headroom_ns")
+
+
 def opened(folder: Path, text: str) -> thence.Trace:
     path = folder / "trace.csv"
     path.write_text(text)
@@ -46,7 +49,9 @@ def test_a_csv_gives_the_report_of_its_export(name: str) -> None:
     # A CSV knows no XLA programs, so none of its work is kept apart as warm-up.
     a, b = csv.report(), full.select(warm_up="keep").report()
     assert (a.span_ns, a.busy_ns, a.sum_ns) == (b.span_ns, b.busy_ns, b.sum_ns)
-    assert_frame_equal(a.rows, b.rows)
+    # A CSV has no exact sizes of copies, so their bytes, and what follows from them, are unknown.
+    assert a.rows["bytes"].null_count() == a.rows.height
+    assert_frame_equal(a.rows.drop(OF_BYTES), b.rows.drop(OF_BYTES))
 
 
 @pytest.mark.parametrize("name", ["torch_ddp", "torch_graph"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import lzma
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -418,5 +419,6 @@ def test_parquet_that_ends_its_reader_is_damaged_input(tmp_path: Path, monkeypat
 def test_archives_are_refused_where_no_process_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = str(tmp_path / "no python")
     monkeypatch.setattr(sys, "executable", python)
+    monkeypatch.setattr(probe, "subprocess", subprocess)  # elsewhere tests fork such processes
     with pytest.raises(MissingRequirement, match=f"{python}: No such file or directory"):
         opened(zipped(tmp_path / "a.zip", members()))
