@@ -1,6 +1,6 @@
 """Answers of HTA's functions (HolisticTraceAnalysis, pandas below 3) to the questions of docs/questions.md.
 
-    python tests/questions/run.py --command 'HTA_PYTHON benchmarks/questions_hta.py {trace} {questions} 2> /dev/null'
+    python tests/questions/score.py --command 'HTA_PYTHON benchmarks/questions_hta.py {trace} {questions} 2> /dev/null'
 
 It prints a JSON object: the answer by ask, null where HTA has none. HTA's categories of idle time do not tell loading
 data from launching or from other code, so that it abstains on the cause.

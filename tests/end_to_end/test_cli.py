@@ -60,9 +60,15 @@ def test_json_of_a_report_keeps_its_contract(capsys: pytest.CaptureFixture[str])
     assert sum(row["count"] for row in found["rows"]) == len(expected.activities)
 
 
-def test_json_holds_every_row_with_full_names_whatever_top_says(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = report_json(capsys, EAGER, "--top", "1")["rows"]
-    assert {row["name"] for row in rows} == {a["name"] for a in eager_events().activities}
+def test_json_holds_every_row_with_full_names_and_the_first_and_a_rest_where_top_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    every = report_json(capsys, EAGER)["rows"]
+    assert {row["name"] for row in every} == {a["name"] for a in eager_events().activities}
+    first, rest = report_json(capsys, EAGER, "--top", "1")["rows"]
+    assert first == every[0]
+    assert rest["name"] is None
+    assert rest["total_ns"] == sum(row["total_ns"] for row in every[1:])
 
 
 def test_several_ranks_count_as_such(capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,7 +56,7 @@ def test_seeds_are_small_and_sound(of: Format, tmp_path_factory: pytest.TempPath
 
         tables = read([str(folder if of.name == "recording" else path)])
         held = len(tables.graph_labels) + len(tables.flight_records) + len(tables.inspector_records)
-        assert tables.gpu.height + tables.host.height + held > 0
+        assert tables.gpu.height + tables.host.height + tables.memory.height + held > 0
 
 
 def test_mutations_change_something() -> None:

@@ -19,7 +19,7 @@ LEAST_RIGHT = {
 EVERYWHERE = ("explain",)
 """Verbs that are asked about all worlds; the others only about those that are drawn in this run."""
 DRAWN = {"loader", "pause", "launch", "gpu_bound", "late", "slower", "lost"}
-"""Worlds that are drawn in this run as well: once is enough here; tests/questions/run.py asks about both."""
+"""Worlds that are drawn in this run as well: once is enough here; tests/questions/score.py asks about both."""
 
 
 def test_verbs_alone_and_explain_answer_rightly_or_abstain(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_verbs_alone_and_explain_answer_rightly_or_abstain(tmp_path: Path) -> No
             scores[verb].add(world, reply.answers, reply.text)
     assert scores["explain"].total >= 120
     for verb, score in scores.items():
-        told = f"{verb}, with --seed {seed} of tests/questions/run.py:\n" + "\n".join(score.lines())
+        told = f"{verb}, with --seed {seed} of tests/questions/score.py:\n" + "\n".join(score.lines())
         assert not score.missed, told
         assert not score.said, told
         assert score.of("right") >= LEAST_RIGHT.get(verb, 0.25) * score.total, told

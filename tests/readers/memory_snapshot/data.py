@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from support.torch_allocator import MIB, Allocator, Block
+from torch_allocator import MIB, Allocator, Block
 
 
 def stack(line: int, depth: int = 3) -> list[dict[str, Any]]:

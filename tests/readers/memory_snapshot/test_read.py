@@ -13,12 +13,12 @@ from polars.testing import assert_frame_equal
 import thence
 from helpers import TORCH
 from readers.memory_snapshot.data import busy, fragmented, stack
-from support.torch_allocator import MIB, Allocator, snapshot
 from thence.errors import DamagedInput, MissingData, UnknownFormat
 from thence.readers import registry
 from thence.readers.memory_snapshot.compiled import VARIABLE
 from thence.readers.memory_snapshot.read import _Reader
 from thence.readers.memory_snapshot.tape import tape_of
+from torch_allocator import MIB, Allocator, snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from readers.memory_snapshot.data import busy
-from support.torch_allocator import snapshot
 from thence.errors import DamagedInput
 from thence.readers.memory_snapshot import tape as tapes
 from thence.readers.memory_snapshot.compiled import VARIABLE, compiled_unpickler
 from thence.readers.memory_snapshot.tape import DICT, FLOAT, LIST, TEXT, TUPLE, Tape, read_tape, tape_of
 from thence.readers.plain_pickle import PickleRefused, load_plain
 from thence.readers.source import Source
+from torch_allocator import snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path

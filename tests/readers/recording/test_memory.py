@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from support.torch_allocator import Allocator, snapshot
 from thence.model.formats import MEMORY_FILE
 from thence.model.tables import GPU, HOST, MEMORY, Tables
 from thence.readers.recording.folder import Folder
 from thence.readers.recording.memory import with_memory, with_threads
+from torch_allocator import Allocator, snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path

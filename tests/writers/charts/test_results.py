@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PLOTS = [name for name in vars(Trace) if name.startswith("plot_")]
-ELSEWHERE = {"plot_compile": "compiled", "plot_programs": "xla", "plot_spread": "one", "plot_by": "one"}
+ELSEWHERE = {
+    "plot_compile": "compiled",
+    "plot_programs": "xla",
+    "plot_spread": "one",
+    "plot_by": "one",
+    "plot_memory": "memory",
+}
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +33,7 @@ def traces() -> dict[str, thence.Trace]:
         "xla": thence.open(DATA / "jax" / "jax_fsdp2.xplane.pb.gz"),
         "compiled": thence.open(DATA / "jax" / "recording"),
         "one": shared(recording("torch_eager_rank0")),
+        "memory": thence.open(DATA / "torch" / "memory" / "conv_training.json.gz"),
     }
 
 

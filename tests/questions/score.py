@@ -1,6 +1,6 @@
 """Scores what answers questions about traces: verbs of thence, or any command.
 
-    PYTHONPATH=tests:tests/support:tests/questions python tests/questions/run.py [--seed N] [--command TEMPLATE]
+    PYTHONPATH=tests:tests/support:tests/questions python tests/questions/score.py [--seed N] [--command TEMPLATE]
 
 Without a command, each verb of thence is scored by itself. docs/questions.md describes the questions, the answers and
 the score. The last line is the seed: with it, a run has the same questions again.
