@@ -28,6 +28,8 @@ from thence.analysis.explain.finding import (
 )
 from thence.analysis.idle.host_causes import MEANINGS
 from thence.analysis.steps.windows import selected_steps
+from thence.analysis.whatif.answer import FREEABLE
+from thence.analysis.whatif.prediction import MAX_SUGGESTED
 from thence.model.answer import Answer, Lines, ResultOrReason, result_or_reason
 from thence.model.places import LAYERED
 from thence.model.selection import TYPICAL
@@ -265,6 +267,8 @@ class Composed:
     def reason(self, text: str) -> str:
         """Why an answer is missing, without the names of the inputs before it."""
         for named in (self.summary.meta.named, ", ".join(self.summary.meta.inputs), self.named):
+            if named and text.startswith(f"{named}: holds "):
+                return sentence(f"the trace {text.removeprefix(f'{named}: ')}")
             text = text.removeprefix(f"{named}: ")
         return sentence(text)
 
@@ -361,9 +365,12 @@ def _where(composed: Composed) -> Iterator[Finding]:
     shown = _rows(rows, summary.sum_ns, summary.by)
     named = [f"{row['name']} {format_share(row['share'], 1)}" for row in shown]
     parts = (*composed.steps, "--by", summary.by)
+    of_backward = int(rows.filter(pl.col("attributed"))["backward_ns"].sum()) / max(summary.sum_ns, 1)
+    counted = f"; backward work, {format_share(of_backward, 1)}, counts where its forward operator was called"
+    backward = counted if of_backward >= SHOWN_SHARE else ""
     yield Finding(
         "where",
-        f"{composed.whole} by {summary.heading}: {', '.join(named)}",
+        f"{composed.whole} by {summary.heading}: {', '.join(named)}{backward}",
         float(summary.sum_ns),
         "ns",
         Command("report", parts),
@@ -528,6 +535,7 @@ def _late_rank(composed: Composed, job: Job, row: Mapping[str, Any]) -> Finding:
             for r in why.rows.head(MAX_ROWS).iter_rows(named=True)
         ]  # fmt: skip
     gain, no_gain = _gain_of(composed, f"on-time rank:{row['rank']}")
+    on_time = Command("whatif", ("--on-time", f"rank:{row['rank']}"))
     ours = job.cells.filter(pl.col("rank") == row["rank"], pl.col("device") == row["device"])
     worst = ours.sort("caused_ns", descending=True, maintain_order=True).head(1)
     windows = composed.windows.join(worst, left_on=("rank", "device", "step"), right_on=("rank", "device", "key"))
@@ -538,7 +546,7 @@ def _late_rank(composed: Composed, job: Job, row: Mapping[str, Any]) -> Finding:
         float(row["mean_ns"]),
         "ns per step",
         Command("ranks"),
-        Command("whatif", ("--on-time", f"rank:{row['rank']}")),
+        on_time if composed.gains.result is not None else composed.next,
         low=None if row["low_ns"] is None else float(row["low_ns"]),
         share=float(row["late_share"]),
         severity=_severity(row["late_share"]),
@@ -622,15 +630,16 @@ def _use(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
         rows=rows,
         no_gain=bound,
     )
-    row = found.rows.row(0, named=True)
-    if row["name"] is None or not row["headroom_ns"] or found.modelled_share < WELL_COVERED_SHARE:
+    row = next(found.rows.filter(pl.col("reason").is_null()).iter_rows(named=True), None)  # only places can be changed
+    if row is None or not row["headroom_ns"] or found.modelled_share < WELL_COVERED_SHARE:
         return
     place, headroom = str(row["name"]), format_ns(row["headroom_ns"])
     predicts = Command("whatif", option("at-roofline", found.by, place))
     yield Finding(
         "headroom",
-        f"{found.heading} {quoted(place, found.by)} is furthest above the roofline: {headroom} "
-        f"({format_share(row['share'], 1)} of all known headroom) of {composed.whole}; most of its modelled time is "
+        f"{found.heading} {quoted(place, found.by)} is furthest above the roofline: by {headroom} of its "
+        f"{format_ns(row['total_ns'])} ({format_share(row['share'], 1)} of all known headroom) in {composed.whole}; "
+        f"most of its modelled time is "
         f"bound by {row['bound']}",
         float(row["headroom_ns"]),
         "ns",
@@ -646,7 +655,8 @@ def _memory(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]
     """The device with the highest peak of memory, and what held it."""
     found = composed.memory.result
     if found is None or found.devices.is_empty():
-        missing.append(NotAnswered("memory", composed.reason(composed.memory.reason), _MEMORY))
+        reason = composed.reason(composed.memory.reason)
+        missing.append(NotAnswered("memory", reason.partition(": torch.profiler records them")[0], _MEMORY))
         return
     order = ("rank", "device", "program")
     row = found.devices.sort("peak_bytes", *order, descending=[True, False, False, False]).row(0, named=True)
@@ -680,7 +690,8 @@ def _gains(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
     question = "gains of changes"
     if found is None:
         how = "record all ranks with the waits between streams: thence record, or thence.torch.event_ids()"
-        missing.append(NotAnswered(question, composed.reason(composed.gains.reason), how))
+        reason, _, own = composed.reason(composed.gains.reason).partition("; record ")
+        missing.append(NotAnswered(question, reason, f"record {own}" if own else how))
         return
     seen: list[int] = []
     for row in found.rows.filter(verdict="gain").iter_rows(named=True):
@@ -737,8 +748,18 @@ def _gain_of(composed: Composed, change: str) -> tuple[Gain | None, str]:
         return None, "see what is not answered: gains of changes"
     rows = found.rows.filter(pl.col("change") == change, pl.col("verdict") == "gain")
     if rows.is_empty():
-        return None, "it is among no change that gains more than the interval of its prediction"
+        return None, _why_none(found, change)
     return _gain(found, rows.sort("gain_ns", descending=True, maintain_order=True).row(0, named=True)), ""
+
+
+def _why_none(found: WhatIf, change: str) -> str:
+    """Why a change is not among those with a predicted gain: it was not asked, there were better ones, or noise."""
+    cause = change.removeprefix("free cause:")
+    if cause != change and cause not in FREEABLE:
+        return "this change was not asked here; thence whatif predicts it"
+    if found.suggested and found.rows.height >= MAX_SUGGESTED:
+        return f"it is not among the {MAX_SUGGESTED} changes that gain most"
+    return "what it would gain is less than the uncertainty of the prediction"
 
 
 def _rest(composed: Composed) -> Iterator[Finding]:

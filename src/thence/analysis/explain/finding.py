@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from thence.model.kernel_names import clip, short_names
+from thence.model.own_code import SOURCE_PLACE
 from thence.model.shortened_names import fitted
 
 if TYPE_CHECKING:
@@ -170,8 +171,12 @@ class NotAnswered:
 
 
 def name(text: str) -> str:
-    """A name of the trace as data: without control characters and backticks, at most `NAME_WIDTH` characters."""
-    return _printable(clip(text, NAME_WIDTH)).replace("`", "'")
+    """A name of the trace as data: without control characters and backticks, at most `NAME_WIDTH` characters.
+
+    A place in a source file keeps its file and line.
+    """
+    short = fitted([text], NAME_WIDTH)[0] if len(text) <= _LONGEST and SOURCE_PLACE.fullmatch(text) else text
+    return _printable(clip(short, NAME_WIDTH)).replace("`", "'")
 
 
 def _printable(text: str) -> str:

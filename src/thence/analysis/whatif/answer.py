@@ -55,7 +55,7 @@ _LONGEST_SUGGESTED = 4096
 """Bytes of a name: a longer one is in no suggestion, because a pattern of it takes a second for each megabyte."""
 _MAX_NAME = 60
 """Characters of a name in tables."""
-_FREEABLE = ("loader", "gc", "compile", "first_use", "allocation", "sync", "lock", "sleep", "python", "host")
+FREEABLE = ("loader", "gc", "compile", "first_use", "allocation", "sync", "lock", "sleep", "python", "host")
 _ROWS = {
     "change": pl.String(), "part": pl.String(), "before_ns": pl.Int64(), "after_ns": pl.Int64(), "gain_ns": pl.Int64(),
     "gain_share": pl.Float64(), "low_share": pl.Float64(), "high_share": pl.Float64(), "verdict": pl.String(),
@@ -219,7 +219,7 @@ def suggestions(trace: Attributed) -> list[Change]:
     result = []
     causes = host_causes(trace.host, trace.meta.formats)
     present = {CAUSES[number] for number in np.unique(causes)}
-    result += [Change(f"cause:{cause}", "free", "cause", cause) for cause in _FREEABLE if cause in present]
+    result += [Change(f"cause:{cause}", "free", "cause", cause) for cause in FREEABLE if cause in present]
     kind = next((k for k in ("label", "module", "op") if trace.places[k].null_count() < trace.gpu.height), None)
     if kind is not None:
         result += _largest(trace, kind, trace.places[kind])

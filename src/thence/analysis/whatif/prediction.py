@@ -344,7 +344,7 @@ def _steps_of(trace: Attributed, rows: Int64) -> Int64:
     return result
 
 
-_MAX_SUGGESTED = 10
+MAX_SUGGESTED = 10
 """How many of the changes with the largest gain are kept."""
 
 
@@ -556,4 +556,4 @@ def largest_gains(base: Base, changes: Sequence[Change]) -> list[Row]:
     gaining = [answer for answer in _simulated(worth) if answer.share > noise]
     gaining.sort(key=lambda answer: (-answer.gain_ns, answer.program.change.title))
     rows = (answer.row() for answer in gaining)
-    return list(islice((row for row in rows if row[-1] == "gain"), _MAX_SUGGESTED))
+    return list(islice((row for row in rows if row[-1] == "gain"), MAX_SUGGESTED))
