@@ -51,19 +51,35 @@ def data_type_of_name(kernel: str) -> str | None:
     return None
 
 
+_NAMES = 1000
+"""Names of kernels that are looked at together."""
+
+
 @of_each_activity
 def data_types(trace: Attributed) -> pl.Series:
     """The data type in which each row of ``trace.gpu`` computes (Categorical); null if it is unknown, and for copies.
 
     The kernel's name decides. Of a collective whose name says nothing, it is the element type that the trace describes.
     """
-    kernels = trace.gpu.select(name=pl.when(pl.col("kind") == "kernel").then(pl.col("name").cast(pl.String)))["name"]
-    of_name = {name: data_type_of_name(name) for name in kernels.drop_nulls().unique()}
+    kernels = trace.gpu.select(name=pl.when(pl.col("kind") == "kernel").then("name"))["name"]
+    distinct = kernels.drop_nulls().unique()
+    # A slice at a time, and by number: names can be most of a trace.
+    types = [data_type_of_name(name) for part in distinct.to_frame().iter_slices(_NAMES) for name in _texts(part)]
+    known = [number for number, data_type in enumerate(types) if data_type is not None]
     elements = trace.collectives.select("gpu", pl.col("element_type").cast(pl.String)).drop_nulls().unique("gpu")
     described = (
         pl.select(gpu=pl.int_range(len(kernels), dtype=pl.Int32))
         .join(elements, on="gpu", how="left", maintain_order="left")["element_type"]
         .replace_strict(_ELEMENTS, default=None, return_dtype=pl.String)
     )
-    named = kernels.replace_strict(of_name, default=None, return_dtype=pl.String)
+    named = kernels.to_physical().replace_strict(
+        distinct.to_physical().gather(known),
+        pl.Series([types[number] for number in known], dtype=pl.String),
+        default=None,
+        return_dtype=pl.String,
+    )
     return named.zip_with(named.is_not_null(), described).cast(pl.Categorical()).alias("dtype")
+
+
+def _texts(names: pl.DataFrame) -> list[str]:
+    return names.to_series().cast(pl.String).to_list()
