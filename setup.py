@@ -33,13 +33,13 @@ _SERVED = (
 
 
 def _extension(
-    name: str, folder: str, header: str | None = None, optimized: str = "-O2", libraries: tuple[str, ...] = ()
+    name: str, folder: str, headers: tuple[str, ...], optimized: str = "-O2", libraries: tuple[str, ...] = ()
 ) -> Extension:
     place = Path("src/thence") / folder
     return Extension(
         name,
         sorted(path.as_posix() for path in place.glob("*.c")),
-        depends=[] if header is None else [f"{place.as_posix()}/{header}"],
+        depends=[f"src/thence/{header}" for header in headers],
         define_macros=[("Py_LIMITED_API", _OLDEST)],
         extra_compile_args=["-std=c11", optimized, "-Wall", "-Wextra"],
         extra_link_args=["-s"],  # no debug information, which names folders of the machine that builds
@@ -52,10 +52,14 @@ def _extension(
 _EXTENSIONS = {
     # rt has timer_create, before glibc 2.34
     "compiled probe": _extension(
-        "thence.capture.boundaries._probe", "capture/boundaries", "_stack.h", libraries=("rt",)
+        "thence.capture.boundaries._probe", "capture/boundaries", ("capture/boundaries/_stack.h",), libraries=("rt",)
     ),
-    "compiled scanner": _extension("thence.readers.kineto._scanner", "readers/kineto", "_json.h", "-O3"),
-    "compiled unpickler": _extension("thence.readers.memory_snapshot._unpickler", "readers/memory_snapshot"),
+    "compiled scanner": _extension(
+        "thence.readers.kineto._scanner", "readers/kineto", ("readers/kineto/_json.h", "readers/_memory.h"), "-O3"
+    ),
+    "compiled unpickler": _extension(
+        "thence.readers.memory_snapshot._unpickler", "readers/memory_snapshot", ("readers/_memory.h",)
+    ),
 }
 
 

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 
 from fuzz.mutations import damaged, mutated
+from thence.readers.compiled import SCANNER
 from thence.readers.kineto import events
-from thence.readers.kineto.compiled import VARIABLE, compiled_scanner
 from thence.readers.kineto.scanner import is_scanned
 
 DATA = Path(__file__).parents[1] / "data"
@@ -67,7 +67,7 @@ def mutant(kinds: list[list[Any]], dice: random.Random) -> bytes:
 
 def columns(piece: bytes, way: str, *, annotated: bool) -> dict[str, Any]:
     """The columns of a piece, arrays as dtype, shape and bytes."""
-    os.environ[VARIABLE] = way
+    os.environ[SCANNER.variable] = way
     found = events.decode(piece, annotated=annotated)
     return {
         name: (values.dtype.str, values.shape, values.tobytes()) if isinstance(values, np.ndarray) else values
@@ -77,7 +77,7 @@ def columns(piece: bytes, way: str, *, annotated: bool) -> dict[str, Any]:
 
 def compare(seed: int, minutes: float) -> int:
     """Compares mutants for so long; returns how many differ."""
-    if compiled_scanner() is None:
+    if SCANNER.load() is None:
         raise SystemExit("the scanner was not built")
     kinds = recorded()
     began = time.monotonic()
@@ -86,7 +86,7 @@ def compare(seed: int, minutes: float) -> int:
         dice = random.Random(f"scanner {seed} {number}")
         piece = mutant(kinds, dice)
         annotated = dice.random() < 0.5
-        os.environ[VARIABLE] = "c"
+        os.environ[SCANNER.variable] = "c"
         read += is_scanned(np.frombuffer(piece, np.uint8).copy().data)
         if columns(piece, "c", annotated=annotated) != columns(piece, "python", annotated=annotated):
             different += 1

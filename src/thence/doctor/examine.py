@@ -31,6 +31,7 @@ from thence.doctor.versions import (
     why_no_samples,
     why_no_stacks,
 )
+from thence.readers.compiled import SCANNER, UNPICKLER
 
 _PROC = PROC
 _PROFILING_CAPABILITIES = (1 << 21) | (1 << 38)  # CAP_SYS_ADMIN, CAP_PERFMON
@@ -310,29 +311,21 @@ def _inside(machine: _Machine) -> _Answer:
 
 
 def _scanner(_machine: _Machine) -> _Answer:
-    kind = scanner_kind()
-    if kind == COMPILED:
-        return _yes("Kineto traces are read by the compiled scanner")
     slower = "which takes some six times as much CPU time as the compiled scanner"
-    if kind == IN_PYTHON:
-        return _no(
-            f"Kineto traces are read in Python, {slower}",
-            "the scanner is in the wheels for Linux and is built where there is a C compiler",
-        )
-    return _no(f"Kineto traces are read {kind}, {slower}", "unset THENCE_SCANNER")
+    return _reader("Kineto traces are read", "scanner", scanner_kind(), slower, SCANNER.variable)
 
 
 def _unpickler(_machine: _Machine) -> _Answer:
-    kind = unpickler_kind()
-    if kind == COMPILED:
-        return _yes("snapshots of PyTorch's memory are read by the compiled unpickler")
     slower = "up to 64 MB, which takes a hundred times as much CPU time as with the compiled unpickler"
-    if kind == IN_PYTHON:
-        return _no(
-            f"snapshots of PyTorch's memory are read in Python, {slower}",
-            "the unpickler is in the wheels for Linux and is built where there is a C compiler",
-        )
-    return _no(f"snapshots of PyTorch's memory are read {kind}, {slower}", "unset THENCE_UNPICKLER")
+    return _reader("snapshots of PyTorch's memory are read", "unpickler", unpickler_kind(), slower, UNPICKLER.variable)
+
+
+def _reader(read: str, part: str, kind: str, slower: str, variable: str) -> _Answer:
+    """Whether a part of a reader is compiled; ``read`` says what it reads, ``slower`` what it costs without."""
+    if kind == COMPILED:
+        return _yes(f"{read} by the compiled {part}")
+    built = f"the {part} is in the wheels for Linux and is built where there is a C compiler"
+    return _no(f"{read} {kind}, {slower}", built if kind == IN_PYTHON else f"unset {variable}")
 
 
 def _disk(_machine: _Machine) -> _Answer:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 from importlib import import_module, metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thence.capture.boundaries.stacks import why_unreadable
+from thence.readers.compiled import SCANNER, UNPICKLER, CompiledPart
 from thence.version import __version__
 
 if TYPE_CHECKING:
@@ -21,10 +20,10 @@ _CUPTI = ("nvidia-cuda-cupti", "nvidia-cuda-cupti-cu13", "nvidia-cuda-cupti-cu12
 PROC = Path("/proc/driver/nvidia")
 """Folder of files that a loaded NVIDIA driver provides about itself."""
 IN_PYTHON = "in Python"
-AS_ASKED = "in Python, as set by THENCE_PROBE"
-SCANNER_AS_ASKED = "in Python, as set by THENCE_SCANNER"
-UNPICKLER_AS_ASKED = "in Python, as set by THENCE_UNPICKLER"
 COMPILED = "compiled"
+_PROBE = CompiledPart("thence.capture.boundaries._probe", "THENCE_PROBE")
+_AS_SET = "in Python, as set by {}"
+AS_ASKED, SCANNER_AS_ASKED, UNPICKLER_AS_ASKED = (_AS_SET.format(p.variable) for p in (_PROBE, SCANNER, UNPICKLER))
 
 
 def versions() -> dict[str, str]:
@@ -33,8 +32,8 @@ def versions() -> dict[str, str]:
     Packages that are not installed are left out; for CUPTI and the driver, the value says that they are missing.
     """
     python = f"{platform.python_version()} ({platform.python_implementation()}, {platform.platform(terse=True)})"
-    found = {"thence": __version__, "python": python, "probe": probe_kind(), "scanner": scanner_kind()}
-    found["unpickler"] = unpickler_kind()
+    found = {"thence": __version__, "python": python}
+    found |= {"probe": probe_kind(), "scanner": scanner_kind(), "unpickler": unpickler_kind()}
     libraries = {name: installed_version(name) for name in _LIBRARIES}
     found |= {name: version for name, version in libraries.items() if version is not None}
     cupti = (f"{name} {v}" for name in _CUPTI if (v := installed_version(name)) is not None)
@@ -53,23 +52,23 @@ def installed_version(name: str) -> str | None:
 
 def probe_kind() -> str:
     """Which probe counts launches here, by the rules of `thence.capture.boundaries.probe.choose_probe`."""
-    if os.environ.get("THENCE_PROBE") == "python":
-        return AS_ASKED
-    return IN_PYTHON if find_spec("thence.capture.boundaries._probe") is None else COMPILED
+    return _kind(_PROBE)
 
 
 def scanner_kind() -> str:
-    """Which scanner reads Kineto traces here, by the rules of `thence.readers.kineto.compiled`."""
-    if os.environ.get("THENCE_SCANNER") == "python":
-        return SCANNER_AS_ASKED
-    return IN_PYTHON if find_spec("thence.readers.kineto._scanner") is None else COMPILED
+    """Which scanner reads Kineto traces here, by the rules of `thence.readers.compiled`."""
+    return _kind(SCANNER)
 
 
 def unpickler_kind() -> str:
-    """What reads snapshots of PyTorch's memory here, by the rules of `thence.readers.memory_snapshot.compiled`."""
-    if os.environ.get("THENCE_UNPICKLER") == "python":
-        return UNPICKLER_AS_ASKED
-    return IN_PYTHON if find_spec("thence.readers.memory_snapshot._unpickler") is None else COMPILED
+    """What reads snapshots of PyTorch's memory here, by the rules of `thence.readers.compiled`."""
+    return _kind(UNPICKLER)
+
+
+def _kind(part: CompiledPart) -> str:
+    if part.switched_off:
+        return _AS_SET.format(part.variable)
+    return COMPILED if part.built else IN_PYTHON
 
 
 def why_no_stacks() -> str | None:
@@ -85,7 +84,7 @@ def why_no_samples() -> str | None:
 
 
 def _compiled() -> ModuleType | None:
-    return import_module("thence.capture.boundaries._probe") if probe_kind() == COMPILED else None
+    return import_module(_PROBE.module) if probe_kind() == COMPILED else None
 
 
 def driver_release(proc: Path = PROC) -> str | None:

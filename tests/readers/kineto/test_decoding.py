@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from thence.errors import ThenceError
+from thence.readers.compiled import SCANNER
 from thence.readers.kineto import decoding
-from thence.readers.kineto.compiled import VARIABLE
 from thence.readers.kineto.envelope import Piece
 from thence.readers.kineto.processes import PIECE_BYTES, fitting
 
@@ -23,7 +23,7 @@ from thence.readers.kineto.processes import PIECE_BYTES, fitting
 @pytest.fixture(autouse=True)
 def no_scanner(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the scanner, threads decode: see test_scanner.py."""
-    monkeypatch.setenv(VARIABLE, "python")
+    monkeypatch.setenv(SCANNER.variable, "python")
 
 
 LARGE = 1 << 40

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from helpers import RECORDINGS, assert_same_tables, examples, kernel, recording, unzipped
 from readers.kineto.test_fuzz import CHANGES
 from thence.readers import registry
+from thence.readers.compiled import SCANNER
 from thence.readers.kineto import decoding, early_start, envelope, events, processes
-from thence.readers.kineto.compiled import VARIABLE, compiled_scanner
 from thence.readers.kineto.envelope import Piece
 from thence.readers.kineto.scanner import is_scanned, scanned
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from thence.model.arrays import Array
 
-pytestmark = pytest.mark.skipif(compiled_scanner() is None, reason="the scanner was not built")
+pytestmark = pytest.mark.skipif(SCANNER.load() is None, reason="the scanner was not built")
 settings.register_profile("thence", deadline=None, max_examples=examples(400))
 settings.load_profile("thence")
 
@@ -35,7 +35,7 @@ settings.load_profile("thence")
 def in_python(piece: bytes, *, annotated: bool = False) -> dict[str, Any]:
     """The columns of a piece by msgspec."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, "python")
+        patch.setenv(SCANNER.variable, "python")
         return events.decode(piece, annotated=annotated)
 
 

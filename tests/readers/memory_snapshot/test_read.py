@@ -15,7 +15,7 @@ from helpers import TORCH
 from readers.memory_snapshot.data import busy, fragmented, stack
 from thence.errors import DamagedInput, MissingData, UnknownFormat
 from thence.readers import registry
-from thence.readers.memory_snapshot.compiled import VARIABLE
+from thence.readers.compiled import UNPICKLER
 from thence.readers.memory_snapshot.read import _Reader
 from thence.readers.memory_snapshot.tape import tape_of
 from torch_allocator import MIB, Allocator, snapshot
@@ -268,7 +268,7 @@ def test_a_history_in_disorder_still_ends_in_the_final_state(seed: int) -> None:
 def test_both_ways_give_equal_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: int) -> None:
     value = snapshot(busy(11, 200, capacity=1 << 28))
     with_machine = read(tmp_path, value, protocol=protocol)
-    monkeypatch.setenv(VARIABLE, "python")
+    monkeypatch.setenv(UNPICKLER.variable, "python")
     in_python = read(tmp_path, value, protocol=protocol)
     for name in ("memory", "memory_totals", "memory_failures"):
         assert_frame_equal(getattr(with_machine, name), getattr(in_python, name), categorical_as_str=True)

@@ -13,8 +13,8 @@ import pytest
 
 from readers.memory_snapshot.data import busy
 from thence.errors import DamagedInput
+from thence.readers.compiled import UNPICKLER
 from thence.readers.memory_snapshot import tape as tapes
-from thence.readers.memory_snapshot.compiled import VARIABLE, compiled_unpickler
 from thence.readers.memory_snapshot.tape import DICT, FLOAT, LIST, TEXT, TUPLE, Tape, read_tape, tape_of
 from thence.readers.plain_pickle import PickleRefused, load_plain
 from thence.readers.source import Source
@@ -23,7 +23,7 @@ from torch_allocator import snapshot
 if TYPE_CHECKING:
     from pathlib import Path
 
-compiled = pytest.mark.skipif(compiled_unpickler() is None, reason="the unpickler was not built")
+compiled = pytest.mark.skipif(UNPICKLER.load() is None, reason="the unpickler was not built")
 MUTANTS = 600
 
 
@@ -49,7 +49,7 @@ def value_of(tape: Tape, cell: Any, depth: int = 0) -> Any:
 
 def by_machine(content: bytes, piece: int = 1 << 30) -> Tape | None:
     """The tape by the compiled unpickler, fed in pieces of so many bytes; None if it refuses, or the pickle is cut."""
-    module = compiled_unpickler()
+    module = UNPICKLER.load()
     assert module is not None
     machine, rest, state = module.Machine(), b"", module.MORE
     for begin in range(0, len(content), piece):
@@ -139,7 +139,7 @@ HOSTILE = {
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
 @pytest.mark.parametrize("way", ["compiled", "python"])
 def test_hostile_pickles_are_refused(content: bytes, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, way)
+    monkeypatch.setenv(UNPICKLER.variable, way)
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(content)
     with Source.open(str(path)) as source, pytest.raises(DamagedInput):
@@ -150,7 +150,7 @@ def test_hostile_pickles_are_refused(content: bytes, way: str, tmp_path: Path, m
 @pytest.mark.parametrize("part", [b"\x94", b"(", b"N", b"]"], ids=["memo", "marks", "stack", "lists"])
 def test_memory_is_limited_by_what_was_read(part: bytes) -> None:
     """Each of these opcodes takes 4 bytes or more, so 32 MB of them would take 128 MB or more."""
-    module = compiled_unpickler()
+    module = UNPICKLER.load()
     assert module is not None
     machine = module.Machine()
     state, fed = machine.feed(b"\x80\x04N")[1], 3
@@ -164,7 +164,7 @@ def test_memory_is_limited_by_what_was_read(part: bytes) -> None:
 def test_without_the_machine_large_files_are_refused_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, "python")
+    monkeypatch.setenv(UNPICKLER.variable, "python")
     monkeypatch.setattr(tapes, "_MOST_IN_PYTHON", 1000)
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(pickle.dumps(SNAPSHOT))
@@ -184,7 +184,7 @@ def test_objects_that_a_pickle_refers_to_many_times_are_visited_once() -> None:
     assert tracemalloc.get_traced_memory()[1] < 10_000_000
     tracemalloc.stop()
     assert len(in_python.lists) == 31
-    if compiled_unpickler() is not None:
+    if UNPICKLER.load() is not None:
         tape = by_machine(out.getvalue())
         assert tape is not None
         assert len(tape.lists) == 31

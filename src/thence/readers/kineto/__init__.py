@@ -8,8 +8,7 @@ processes.py     the decoding processes
 events.py        one piece of JSON -> columns (runs in the decoding processes, like all that it imports)
 event_structs.py the fields of an event that are read, and their types
 rows.py          fields of the events of a piece, as decoded by msgspec
-scanner.py       the same, as read by the compiled scanner
-compiled.py      the compiled scanner itself (_scanner.c, _json.h), if it was built
+scanner.py       the same, as read by the compiled scanner (_scanner.c, _json.h; readers/compiled.py)
 times.py         decimal microseconds -> integer nanoseconds
 repair.py        lenient decoding of pieces that strict decoding rejects
 collecting.py    columns of pieces -> columns of the file

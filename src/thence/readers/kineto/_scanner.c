@@ -5,8 +5,10 @@
  * from the first event with its key on, and all columns of a piece at most some times its size. */
 
 #define PY_SSIZE_T_CLEAN
+#define THENCE_MODULE "thence.readers.kineto._scanner"
 #include <Python.h>
 #include <stdlib.h>
+#include "../_memory.h"
 #include "_json.h"
 
 enum { INTEGER, UNSIGNED, TIME, TRIPLE, TEXT, CHECKED_INTEGER, CHECKED_STRING, ANYTHING, ARGUMENTS, KINDS };
@@ -415,33 +417,9 @@ static void scan_end(Scan *scan) {
     for (int i = 0; i < MAX_FIELDS; i++) free(scan->column[i].data);
 }
 
-/* Memory of a column that NumPy reads without a copy. */
-typedef struct {
-    PyObject_HEAD
-    uint8_t *data;
-    size_t size;
-} Memory;
-
-static PyTypeObject *memory_type;
-
-static int memory_get(PyObject *self, Py_buffer *view, int flags) {
-    Memory *memory = (Memory *)self;
-    return PyBuffer_FillInfo(view, self, memory->data, (Py_ssize_t)memory->size, 0, flags);
-}
-
-static void memory_free(PyObject *self) {
-    PyTypeObject *type = Py_TYPE(self);
-    free(((Memory *)self)->data);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-    Py_DECREF(type);
-}
-
-/* Takes the memory over; None if there is none. */
-static PyObject *memory_of(uint8_t **data, size_t size) {
-    if (!*data || !size) return Py_NewRef(Py_None);
-    Memory *memory = (Memory *)((allocfunc)PyType_GetSlot(memory_type, Py_tp_alloc))(memory_type, 0);
-    if (memory) memory->data = *data, memory->size = size, *data = NULL;
-    return (PyObject *)memory;
+/* The memory of a column; None if there is none. */
+static PyObject *taken_over(uint8_t **data, size_t size) {
+    return *data && size ? memory_of(data, size, 0) : Py_NewRef(Py_None);
 }
 
 /* A list of objects of which each reference is taken over; NULL if one of them is NULL. */
@@ -455,15 +433,15 @@ static PyObject *result_of(Scan *scan) {
     PyObject *columns = PyList_New(0), *combinations = PyList_New(0), *result = NULL;
     int failed = !columns || !combinations;
     for (int i = 0; !failed && i < scan->scanner->columns; i++)
-        failed = append(columns, memory_of(&scan->column[i].data, scan->rows * widths[scan->scanner->kind[i]]));
+        failed = append(columns, taken_over(&scan->column[i].data, scan->rows * widths[scan->scanner->kind[i]]));
     for (int i = 0; !failed && i < scan->scanner->combinations; i++) {
         Table *table = &scan->combinations[i];
-        failed = append(combinations, memory_of(&scan->combination[i].data, scan->rows * sizeof(int32_t))) ||
-                 append(combinations, memory_of(&table->entries, table->count * table->width));
+        failed = append(combinations, taken_over(&scan->combination[i].data, scan->rows * sizeof(int32_t))) ||
+                 append(combinations, taken_over(&table->entries, table->count * table->width));
     }
     if (!failed) {
-        PyObject *extents = memory_of(&scan->extents.data, scan->rows * sizeof(Extent));
-        PyObject *texts = memory_of(&scan->texts.entries, scan->texts.count * sizeof(Extent));
+        PyObject *extents = taken_over(&scan->extents.data, scan->rows * sizeof(Extent));
+        PyObject *texts = taken_over(&scan->texts.entries, scan->texts.count * sizeof(Extent));
         if (extents && texts)
             result = Py_BuildValue("nOOOOO", (Py_ssize_t)scan->rows, scan->seen.non_ascii ? Py_True : Py_False,
                                    extents, texts, columns, combinations);
@@ -564,37 +542,24 @@ static PyType_Slot scanner_slots[] = {
     {0, NULL}};
 
 static PyType_Spec scanner_specification = {
-    .name = "thence.readers.kineto._scanner.Scanner",
+    .name = THENCE_MODULE ".Scanner",
     .basicsize = sizeof(Scanner),
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = scanner_slots};
-
-static PyType_Slot memory_slots[] = {
-    {Py_bf_getbuffer, (void *)memory_get}, {Py_tp_dealloc, (void *)memory_free}, {0, NULL}};
-
-static PyType_Spec memory_specification = {
-    .name = "thence.readers.kineto._scanner.Memory",
-    .basicsize = sizeof(Memory),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = memory_slots};
 
 static int fill(PyObject *module) {
     static const char *const names[KINDS] = {"INTEGER", "UNSIGNED",        "TIME",           "TRIPLE",   "TEXT",
                                              "CHECKED_INTEGER", "CHECKED_STRING", "ANYTHING", "ARGUMENTS"};
     for (int kind = 0; kind < KINDS; kind++)
         if (PyModule_AddIntConstant(module, names[kind], kind)) return -1;
-    PyObject *scanner = PyType_FromSpec(&scanner_specification);
-    int failed = PyModule_AddObjectRef(module, "Scanner", scanner) < 0; /* NULL with an error set fails too */
-    Py_XDECREF(scanner);
-    memory_type = failed ? NULL : (PyTypeObject *)PyType_FromSpec(&memory_specification); /* kept */
-    return memory_type ? 0 : -1;
+    return add_types(module, "Scanner", &scanner_specification);
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)fill}, {0, NULL}};
 
 static struct PyModuleDef module = {
     .m_base = PyModuleDef_HEAD_INIT,
-    .m_name = "thence.readers.kineto._scanner",
+    .m_name = THENCE_MODULE,
     .m_doc = "Scans pieces of Kineto files.",
     .m_slots = module_slots};
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from thence.errors import ThenceError
-from thence.readers.kineto.compiled import compiled_scanner
+from thence.readers.compiled import SCANNER
 from thence.readers.kineto.processes import BYTES_BEFORE_PROCESSES, Processes, fitting
 from thence.readers.kineto.sniffing import sniff
 from thence.readers.source import Source
@@ -67,7 +67,7 @@ class _Ahead:
         count = fitting(source.expected_bytes)
         if source.expected_bytes < BYTES_BEFORE_PROCESSES or count < 2 or not sniff(source.head()):
             return
-        processes = None if compiled_scanner() else Processes.start(count)
+        processes = None if SCANNER.load() else Processes.start(count)
         try:
             self._begun = Begun._now(source, processes), state, processes  # noqa: SLF001 - of this module
         except BaseException:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from thence.readers.kineto.compiled import compiled_scanner
+from thence.readers.compiled import SCANNER
 from thence.readers.kineto.event_structs import Args, Event
 from thence.readers.kineto.rows import INPUTS, UNSIGNED
 from thence.readers.kineto.times import NO_TIME_NS
@@ -80,7 +80,7 @@ def scanned(piece: bytes | memoryview) -> Callable[[], ScannedRows] | None:
         A function of the events. What this function does before it returns needs no GIL; what that one does, does.
         It raises MsgspecError or ValueError if a text is not valid UTF-8, or not of the type of its field.
     """
-    module = compiled_scanner()
+    module = SCANNER.load()
     found = None if module is None else _scanner(module).scan(piece)
     return None if found is None else lambda: ScannedRows(_Scan(piece, *found))
 

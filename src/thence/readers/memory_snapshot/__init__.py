@@ -3,8 +3,7 @@
 In the order of the data:
 
 sniffing.py      whether a file is one
-compiled.py      the compiled unpickler (_unpickler.c), if it was built
-tape.py          the value in the pickle as columns, by the unpickler or in Python
+tape.py          the value in the pickle as columns, by the unpickler (_unpickler.c; readers/compiled.py) or in Python
 read.py          from those columns to the columns of segments, blocks, events and frames
 replay.py        sizes of blocks, by the rules of the allocator, and which are live when
 """

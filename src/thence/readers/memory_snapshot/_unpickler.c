@@ -10,10 +10,12 @@
  * the tape: the number of its shape, which is the list of its keys, and its values. Place 0 is of empty ones. */
 
 #define PY_SSIZE_T_CLEAN
+#define THENCE_MODULE "thence.readers.memory_snapshot._unpickler"
 #include <Python.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include "../_memory.h"
 
 enum { CONSTANT, SMALL, LARGE, FLOAT, TEXT, LIST, TUPLE, DICT, KIND_BITS = 3, KIND_MASK = 7 };
 enum { IS_NONE, IS_FALSE, IS_TRUE };
@@ -435,34 +437,10 @@ static int join_lists(Machine *machine) {
     return 1;
 }
 
-/* Memory of a column that NumPy reads without a copy. */
-typedef struct {
-    PyObject_HEAD
-    uint8_t *data;
-    size_t size;
-} Memory;
-
-static PyTypeObject *memory_type;
-
-static int memory_get(PyObject *self, Py_buffer *view, int flags) {
-    Memory *memory = (Memory *)self;
-    return PyBuffer_FillInfo(view, self, memory->data, (Py_ssize_t)memory->size, 1, flags);
-}
-
-static void memory_free(PyObject *self) {
-    PyTypeObject *type = Py_TYPE(self);
-    free(((Memory *)self)->data);
-    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-    Py_DECREF(type);
-}
-
-static PyObject *memory_of(Column *column) {
-    Memory *memory = (Memory *)((allocfunc)PyType_GetSlot(memory_type, Py_tp_alloc))(memory_type, 0);
-    if (!memory) return NULL;
-    memory->data = column->data;
-    memory->size = column->count * column->width;
-    *column = (Column){.width = column->width};
-    return (PyObject *)memory;
+static PyObject *given_away(Column *column) {
+    PyObject *memory = memory_of(&column->data, column->count * column->width, 1);
+    if (memory) *column = (Column){.width = column->width};
+    return memory;
 }
 
 static PyObject *machine_feed(PyObject *self, PyObject *piece) {
@@ -493,7 +471,7 @@ static PyObject *machine_take(PyObject *self, PyObject *unused) {
     machine->state = REFUSED; /* its columns are given away */
     PyObject *result = PyTuple_New(RESULTS + 1);
     for (int i = 0; result && i <= RESULTS; i++) {
-        PyObject *item = i < RESULTS ? memory_of(&machine->column[i]) : PyLong_FromUnsignedLong(machine->root);
+        PyObject *item = i < RESULTS ? given_away(&machine->column[i]) : PyLong_FromUnsignedLong(machine->root);
         if (!item || PyTuple_SetItem(result, i, item)) Py_CLEAR(result);
     }
     return result;
@@ -537,36 +515,23 @@ static PyType_Slot machine_slots[] = {
     {0, NULL}};
 
 static PyType_Spec machine_specification = {
-    .name = "thence.readers.memory_snapshot._unpickler.Machine",
+    .name = THENCE_MODULE ".Machine",
     .basicsize = sizeof(Machine),
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = machine_slots};
-
-static PyType_Slot memory_slots[] = {
-    {Py_bf_getbuffer, (void *)memory_get}, {Py_tp_dealloc, (void *)memory_free}, {0, NULL}};
-
-static PyType_Spec memory_specification = {
-    .name = "thence.readers.memory_snapshot._unpickler.Memory",
-    .basicsize = sizeof(Memory),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = memory_slots};
 
 static int fill(PyObject *module) {
     static const char *const states[] = {"MORE", "DONE", "REFUSED"};
     for (int state = MORE; state <= REFUSED; state++)
         if (PyModule_AddIntConstant(module, states[state], state)) return -1;
-    PyObject *machine = PyType_FromSpec(&machine_specification);
-    int failed = PyModule_AddObjectRef(module, "Machine", machine) < 0; /* NULL with an error set fails too */
-    Py_XDECREF(machine);
-    memory_type = failed ? NULL : (PyTypeObject *)PyType_FromSpec(&memory_specification); /* kept */
-    return memory_type ? 0 : -1;
+    return add_types(module, "Machine", &machine_specification);
 }
 
 static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)fill}, {0, NULL}};
 
 static struct PyModuleDef module = {
     .m_base = PyModuleDef_HEAD_INIT,
-    .m_name = "thence.readers.memory_snapshot._unpickler",
+    .m_name = THENCE_MODULE,
     .m_doc = "Pickles of plain values as columns.",
     .m_slots = module_slots};
 

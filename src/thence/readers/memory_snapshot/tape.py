@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from thence.errors import DamagedInput
-from thence.readers.memory_snapshot.compiled import compiled_unpickler
+from thence.readers.compiled import UNPICKLER
 from thence.readers.plain_pickle import PickleRefused, load_plain
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def read_tape(source: Source, progress: Callable[[int], None]) -> Tape:
     Raises:
         DamagedInput: it is cut, or no pickle of plain values, or too large to be read in Python.
     """
-    module, begun = compiled_unpickler(), b""
+    module, begun = UNPICKLER.load(), b""
     if module is not None:
         read = _read_compiled(module, source, progress)
         if isinstance(read, Tape):
