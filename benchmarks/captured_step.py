@@ -8,14 +8,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def captured(torch: Any, step: Callable[[], object]) -> Any:
-    """A CUDA graph of the step, which runs three times before, on a stream of its own."""
+def warm_up(torch: Any, step: Callable[[], object]) -> None:
+    """Runs the step three times on a stream of its own, as is needed before it is captured."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
             step()
     torch.cuda.current_stream().wait_stream(stream)
+
+
+def captured(torch: Any, step: Callable[[], object]) -> Any:
+    """A CUDA graph of the step."""
+    warm_up(torch, step)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()

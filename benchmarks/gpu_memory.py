@@ -27,6 +27,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from captured_step import warm_up
 from command_line import documented_parser
 
 if TYPE_CHECKING:
@@ -259,12 +260,7 @@ def captured(out: Path) -> None:
     import torch
 
     step = Training()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
+    warm_up(torch, step)
     with Recorded(out / "captured") as recorded:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

@@ -243,7 +243,7 @@ class Trace:
 
     def check(self) -> Soundness:
         """Whether figures of the whole trace can be trusted: findings, and which rules could not be checked."""
-        return replace(self._soundness, caveats=Caveats(warnings=self.meta.warnings))
+        return replace(self._soundness, caveats=Caveats(left_out=self.meta.left_out, warnings=self.meta.warnings))
 
     @cached_property
     def _soundness(self) -> Soundness:
@@ -355,7 +355,14 @@ class Trace:
             UsageError: ``by`` or ``at`` has another value.
             MissingData: the trace holds no events about memory; or, for ``oom``, no allocation failed.
         """
+        if by is None and at == "peak":
+            return self._peak_of_memory
         return self._answer(memory_answer.memory(self.tables, by, at))
+
+    @cached_property
+    def _peak_of_memory(self) -> Memory:
+        """Cached, because the page of a report, its findings and its chart over time need it."""
+        return self._answer(memory_answer.memory(self.tables, None))
 
     def memory_over_time(self, by: str | None = None) -> MemoryOverTime:
         """What the device with the highest peak held over time, by place: see `plot_memory`.

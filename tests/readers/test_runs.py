@@ -47,6 +47,7 @@ def test_the_newest_run_of_a_jax_log_directory(tmp_path: Path) -> None:
     (note,) = newest.meta.left_out
     assert "holds 2 runs; only the newest, 2026_01_02_10_00_00, is read" in note
     assert "2026_01_02_09_00_00" in note
+    assert newest.check().all_notes()[0] == newest.steps().all_notes()[0] == note
     older = thence.open(tmp_path, run="2026_01_02_09_00_00")
     assert older.report().sum_ns == alone["moved"].sum_ns
     both = thence.open(tmp_path, add=True)

@@ -173,7 +173,7 @@ class Result:
             self.csv(answer.to_frame(), answer.all_notes())
         else:
             print_notes(console(), answer.caveats.left_out)
-            self.views(answer.views(), answer.all_notes()[len(answer.caveats.left_out) :])
+            self.views(answer.views(), answer.notes_below())
 
     def csv(self, rows: pl.DataFrame, notes: Iterable[str]) -> None:
         """Writes a table as CSV, and notes on standard error."""

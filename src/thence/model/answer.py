@@ -156,9 +156,13 @@ class Answer:
         """
 
     def all_notes(self) -> tuple[str, ...]:
-        """`caveats.left_out`, then what makes the trace unsound, the answer's own notes, others, and warnings."""
+        """All notes: `caveats.left_out` and `notes_below`."""
+        return (*self.caveats.left_out, *self.notes_below())
+
+    def notes_below(self) -> tuple[str, ...]:
+        """What makes the trace unsound, the answer's own notes, those on the inputs, and warnings."""
         caveats = self.caveats
-        return (*caveats.left_out, *caveats.unsound, *self.remarks(), *caveats.notes, *caveats.warnings)
+        return (*caveats.unsound, *self.remarks(), *caveats.notes, *caveats.warnings)
 
     def document(self) -> dict[str, Any]:
         """`to_json` with notes and findings, as ``--format json`` prints it."""

@@ -89,35 +89,10 @@ class Attributed(Tables):
         return self.graph_places["label"].null_count() < self.graph_places.height
 
 
-def of_each_activity(compute: Callable[[Attributed], _OfActivities]) -> Callable[[Attributed], _OfActivities]:
-    """A function that computes something of each row of ``gpu``, so that it does it once for a trace and all its parts.
-
-    Of a part of a trace it returns rows of what the whole trace has. What an activity is does not depend on what else
-    is selected: the work of a call is divided among all of its kernels, also if only one of them is in the part.
-
-    Args:
-        compute: returns one row for each row of ``gpu``, in its order. The result is kept as long as the trace.
-    """
-    name = f"{compute.__module__}.{compute.__qualname__}"
-
-    def found(trace: Attributed) -> _OfActivities:
-        kept = vars(trace)
-        if name not in kept and trace.part_of is not None:
-            whole, rows = trace.part_of
-            every = found(whole)
-            kept[name] = every if len(rows) == len(every) else every[rows]
-        elif name not in kept:
-            kept[name] = compute(trace)
-        result: _OfActivities = kept[name]
-        return result
-
-    return wraps(compute)(found)
-
-
 def once_per_trace(compute: Callable[[Attributed], _Found]) -> Callable[[Attributed], _Found]:
     """A function of a trace that does its work once: several parts of one answer ask the same.
 
-    A report asks eight times for the steps. `of_each_activity` is for what a part of a trace takes from the whole.
+    A report asks eight times for the steps.
 
     Args:
         compute: its result is kept as long as the trace, and nobody changes it; an error is not kept.
@@ -133,6 +108,28 @@ def once_per_trace(compute: Callable[[Attributed], _Found]) -> Callable[[Attribu
         return result
 
     return found
+
+
+def of_each_activity(compute: Callable[[Attributed], _OfActivities]) -> Callable[[Attributed], _OfActivities]:
+    """As `once_per_trace`, of a function that computes something of each row of ``gpu``.
+
+    Of a part of a trace it returns rows of what the whole trace has. What an activity is does not depend on what else
+    is selected: the work of a call is divided among all of its kernels, also if only one of them is in the part.
+
+    Args:
+        compute: returns one row for each row of ``gpu``, in its order.
+    """
+
+    @wraps(compute)
+    def of_part(trace: Attributed) -> _OfActivities:
+        if trace.part_of is None:
+            return compute(trace)
+        whole, rows = trace.part_of
+        every = once(whole)
+        return every if len(rows) == len(every) else every[rows]
+
+    once: Callable[[Attributed], _OfActivities] = once_per_trace(of_part)
+    return once
 
 
 def concat_attributed(parts: Sequence[Attributed]) -> Attributed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import polars as pl
@@ -160,19 +160,11 @@ def renumbered(part: _Tables, new: Mapping[int, int]) -> _Tables:
         for file in part.graph_labels
     )
     records = tuple(dataclasses.replace(record, rank=_new_rank(record.rank, new)) for record in part.flight_records)
+    tables = {name: getattr(part, name) for name in _ROW_REFERENCES}
+    of_ranks: dict[str, Any] = {name: frame(table) for name, table in tables.items() if "rank" in table.columns}
     return dataclasses.replace(
         part,
-        gpu=frame(part.gpu),
-        host=frame(part.host),
-        threads=frame(part.threads),
-        programs=frame(part.programs),
-        events=frame(part.events),
-        waits=frame(part.waits),
-        steps=frame(part.steps),
-        step_times=frame(part.step_times),
-        memory=frame(part.memory),
-        memory_totals=frame(part.memory_totals),
-        memory_failures=frame(part.memory_failures),
+        **of_ranks,
         graph_labels=labels,
         flight_records=records,
         meta=dataclasses.replace(part.meta, devices=devices),

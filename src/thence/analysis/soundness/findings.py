@@ -239,7 +239,7 @@ class Soundness(Answer):
         ]
         return pl.DataFrame(rows, schema=_COLUMNS)
 
-    def all_notes(self) -> tuple[str, ...]:
+    def notes_below(self) -> tuple[str, ...]:
         """Warnings of the readers; the findings are the answer itself."""
         return self.caveats.warnings
 
