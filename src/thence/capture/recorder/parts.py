@@ -6,8 +6,7 @@ rows that refer to them. After every round of parts, ``recording.json`` states h
 table there are, so that a reader notices a part that was lost. The folder is created with the first rows: a
 process that did nothing on the GPU has none.
 
-Where steps are sampled, the parts are a ring: those of old windows are deleted, and their rows counted. Tables to which
-later rows refer stay.
+Where steps are sampled, the parts of old windows are deleted (`thence.capture.recorder.ring`).
 """
 
 from __future__ import annotations
@@ -16,19 +15,20 @@ import contextlib
 import errno
 import json
 import logging
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from thence.atomic_files import atomic_write
+from thence.capture.recorder.ring import Part
 from thence.model.column_file import MAX_ROWS, encode
-from thence.model.formats import ACTIVITIES, DESCRIPTION, REFERRED_TO, part_name
+from thence.model.formats import ACTIVITIES, DESCRIPTION, part_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from thence.capture.recorder.options import Sampling
+    from thence.capture.recorder.ring import Ring
 
     Column = np.ndarray[Any, Any] | Sequence[str | None]
     Columns = Mapping[str, Column]
@@ -43,28 +43,17 @@ _HINTS = {
 _LOG = logging.getLogger("thence.capture.recorder")
 
 
-class _Round(NamedTuple):
-    """Parts that were written together.
-
-    Attributes:
-        window: number of the last window of which they may have rows.
-        files: table, number, rows and bytes of each part.
-    """
-
-    window: int
-    files: list[tuple[str, int, int, int]]
-
-
 class Parts:
     """Writes one process's recording.
 
     Args:
         directory: as the user named it.
         name: returns the name of the folder of this process.
-        sampling: how many windows stay on disk; None: everything stays.
+        ring: which parts stay on disk; None: all.
 
     Attributes:
         directory: as the user named it.
+        ring: see above.
         folder: of this process; None before there was anything to write.
         counts: rows on disk, by table.
         numbers: number of parts, by table, including parts that could not be written.
@@ -74,7 +63,7 @@ class Parts:
         pending_rows, pending_bytes: rows that wait for the next part, and their size.
     """
 
-    def __init__(self, directory: Path, name: Callable[[], str], sampling: Sampling | None = None) -> None:
+    def __init__(self, directory: Path, name: Callable[[], str], ring: Ring | None = None) -> None:
         self.folder: Path | None = None
         self.counts: dict[str, int] = {}
         self.lost: dict[str, int] = {}
@@ -85,28 +74,7 @@ class Parts:
         self.numbers: dict[str, int] = {}
         self._pending: dict[str, list[Columns]] = {}
         self.pending_rows = self.pending_bytes = 0
-        self._sampling = sampling
-        self._rounds: list[_Round] = []
-        self._window, self._kept = 0, False
-        self._files: list[tuple[str, int, int, int]] = []
-        self._deleted: dict[str, int] = {}
-        self._deleted_parts: dict[str, list[int]] = {}
-        self._deleted_windows = 0
-
-    def begin_round(self, window: int, kept: Sequence[int]) -> None:
-        """The next parts have rows of windows up to this one; parts with rows of windows in ``kept`` stay."""
-        self._kept = any(self._window <= number <= window for number in kept)
-        self._window = window
-
-    def ring_facts(self) -> dict[str, Any] | None:
-        """The entry ``ring`` of the description; None where everything stays.
-
-        ``windows`` were deleted, with these ``rows`` by table; ``parts`` are the numbers of the deleted parts by table,
-        as pairs of the first and last of each run.
-        """
-        if self._sampling is None:
-            return None
-        return {"windows": self._deleted_windows, "rows": self._deleted, "parts": self._deleted_parts}
+        self.ring = ring
 
     def add(self, table: str, columns: Columns) -> None:
         """Adds rows to write with the next part."""
@@ -137,41 +105,15 @@ class Parts:
         assert folder is not None
         for table in sorted(pending, key=lambda table: table != "names"):
             self._write(table, pending[table])
-        old = [] if self._sampling is None else self._old_parts(self._sampling)
-        if pending:
+        old = [] if self.ring is None else self.ring.end_round()
+        for part in old:
+            self.counts[part.table] -= part.rows
+        if pending or old:
             self.describe(description())
         # After the description, which states them: a program that is killed in between has lost nothing.
         for part in old:
             with contextlib.suppress(OSError):
-                folder.joinpath(part).unlink()
-
-    def _old_parts(self, sampling: Sampling) -> list[str]:
-        """The names of the parts of windows that no longer fit into the ring, which count as deleted from here on."""
-        if self._files and not self._kept:
-            self._rounds.append(_Round(self._window, self._files))
-        self._files, old = [], []
-        size = sum(content for round_ in self._rounds for *_, content in round_.files)
-        while self._rounds:
-            oldest = self._rounds[0]
-            # The newest window may have just begun.
-            if oldest.window >= self._window - sampling.ring and size <= sampling.ring_megabytes << 20:
-                break
-            del self._rounds[0]
-            self._deleted_windows = max(self._deleted_windows, oldest.window)
-            for table, number, rows, content in oldest.files:
-                size -= content
-                self._count_as_deleted(table, number, rows)
-                old.append(part_name(table, number))
-        return old
-
-    def _count_as_deleted(self, table: str, number: int, rows: int) -> None:
-        self.counts[table] -= rows
-        self._deleted[table] = self._deleted.get(table, 0) + rows
-        runs = self._deleted_parts.setdefault(table, [])
-        if runs and runs[-1] == number - 1:
-            runs[-1] = number
-        else:
-            runs += [number, number]
+                folder.joinpath(part_name(part.table, part.number)).unlink()
 
     def _taken(self) -> dict[str, list[Columns]]:
         pending, self._pending = self._pending, {}
@@ -211,8 +153,8 @@ class Parts:
             content = encode(part)
             if self._replace(part_name(table, number), content):
                 self.counts[table] = self.counts.get(table, 0) + _rows(part)
-                if table not in REFERRED_TO:
-                    self._files.append((table, number, _rows(part), len(content)))
+                if self.ring is not None:
+                    self.ring.wrote(Part(table, number, _rows(part), len(content)))
             else:
                 self._lose(table, _rows(part))
 

@@ -36,6 +36,7 @@ from thence.capture.recorder.counting import Counting
 from thence.capture.recorder.names import Names
 from thence.capture.recorder.parts import Parts
 from thence.capture.recorder.process_facts import folder_name, process_facts, rank_of_environment, rank_of_framework
+from thence.capture.recorder.ring import Ring
 from thence.errors import MissingRequirement, ThenceError, UsageError
 from thence.model.formats import RECORDING, RECORDING_VERSION
 
@@ -108,7 +109,8 @@ class Recorder:
         uses_xla: Callable[[], bool] = lambda: False,
         looks: Callable[[], None] = lambda: None,
     ) -> None:
-        self.parts = Parts(directory, lambda: folder_name(self._known_rank()), options.sampling)
+        ring = None if options.sampling is None else Ring(options.sampling)
+        self.parts = Parts(directory, lambda: folder_name(self._known_rank()), ring)
         self.dropped = 0
         self.log = BoundaryLog(lambda: 0)
         self.counts = False
@@ -592,7 +594,7 @@ class Recorder:
             "detachments": self._detachments,
             "plain_steps": self.plain_steps,
             "sampling": self.sampling,
-            "ring": self.parts.ring_facts(),
+            "ring": None if self.parts.ring is None else self.parts.ring.facts(),
             "began_ns": self._began_ns,
             "stopped_ns": self._stopped_ns,
             "finished": finished,

@@ -270,9 +270,10 @@ class Recording:
         if self._recorder is not None:
             self._recorder.plain_steps = {"trouble": self._steps.trouble, "since_ns": self._steps.since}
             plan = self._steps.plan
-            if isinstance(plan, SampledSteps):
+            ring = self._recorder.parts.ring
+            if isinstance(plan, SampledSteps) and ring is not None:
                 self._recorder.sampling = plan.facts()
-                self._recorder.parts.begin_round(plan.windows, [request["window"] for request in plan.requests])
+                ring.begin_round(plan.windows, [request["window"] for request in plan.requests])
         if self._recorder is not None and self._recorder.folder is not None:
             self._xla.save(self._recorder.folder)
             self._keep_labels(self._recorder.folder / LABELS_FILE)
