@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -61,7 +62,18 @@ from thence.store import ingest
 ingest.ingest_one = wait_while_writing
 main(sys.argv[1:])
 """
+PATIENCE = 60
+"""Seconds in which something is written, and in which a process ends."""
 FOR_EVER = "select count(*) from gpu a cross join host b cross join host c"
+
+
+def ended(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> int:
+    """Its exit code; a process that goes on and on is killed, with its children."""
+    try:
+        return process.wait(PATIENCE)
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def interrupted(code: str, arguments: list[str], folder: Path, processes: int) -> tuple[int, str, list[int]]:
@@ -75,16 +87,17 @@ def interrupted(code: str, arguments: list[str], folder: Path, processes: int) -
     os.close(theirs)
     content, typed = b"", False
     try:
-        while part := os.read(ours, 1 << 16):
+        while select.select([ours], [], [], PATIENCE)[0] and (part := os.read(ours, 1 << 16)):
             content += part
-            if not typed and content.count(b"started") == processes and content.endswith(b"\n"):
+            # Progress may be written behind the line that is waited for, before it is read here.
+            if not typed and len(re.findall(rb"started \d+.*\n", content)) == processes:
                 os.write(ours, b"\x03")
                 typed = True
     except OSError:  # how Linux says that the other side is closed
         pass
     finally:
         os.close(ours)
-        returned = process.wait(60)
+        returned = ended(process)
     text = content.decode("utf-8", "replace")
     children = sorted({int(number) for number in re.findall(r"started (\d+)", text)})
     return returned, text, children
@@ -133,7 +146,7 @@ def signalled(code: str, arguments: list[str], number: int) -> tuple[int, str, l
         while "started" not in text and (line := told.readline()):  # on a slow machine, progress is told before
             text += line
         process.send_signal(number)
-        returned = process.wait(60)
+        returned = ended(process)
         (child,) = re.findall(r"started (\d+)", text)
         try:
             assert gone(int(child))

@@ -38,6 +38,8 @@ ROOMS = ("analysis", "attribution", "cli", "inside", "model", "readers", "store"
 """Rooms of thence whose modules are imported before any fork."""
 EVERYTHING = ("polars", "polars.testing", "pytest", "rich.console", *(f"thence.{room}" for room in ROOMS))
 """What is imported before any fork: modules, with those of a package below them if they are of thence."""
+PATIENCE = 60
+"""Seconds in which a fork starts, or ends after it was killed: no test waits for ever."""
 POLARS = ("polars",)
 """The same for processes that only try tables."""
 
@@ -67,8 +69,10 @@ class Forked:
         if self.returncode is None:
             if not select.select([self._ending], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("a fork", timeout or 0)
-            self.returncode = int.from_bytes(self._ending.recv(8), "little", signed=True)
+            told = self._ending.recv(8)
             self._ending.close()
+            assert told, "the process that forks has ended: how this one ended is not known"
+            self.returncode = int.from_bytes(told, "little", signed=True)
         return self.returncode
 
     def kill(self) -> None:
@@ -112,6 +116,7 @@ def start(
     with theirs:
         socket.send_fds(server, [len(text).to_bytes(8, "little")], [*streams, theirs.fileno()])
         server.sendall(text)
+        ours.settimeout(PATIENCE)
         told = ours.recv(8)
     assert told, "the process that is forked has ended"
     pid = int.from_bytes(told, "little")
@@ -141,7 +146,7 @@ def run(
             code = process.wait(timeout)
         except BaseException:
             process.kill()
-            process.wait()
+            process.wait(PATIENCE)
             raise
         texts = [_content(file) if file is not None else None for file in kept]
         return subprocess.CompletedProcess([*arguments], code, *texts)
@@ -194,10 +199,9 @@ class Processes:
             return subprocess.CompletedProcess(command, process.wait(timeout))
         finally:
             process.kill()
-            process.wait()
+            process.wait(PATIENCE)
 
 
-@functools.cache
 @functools.cache
 def _server(imported: tuple[str, ...]) -> socket.socket:
     """The connection to the process that is forked; it ends with this one."""
@@ -209,7 +213,11 @@ def _server(imported: tuple[str, ...]) -> socket.socket:
 
     def end() -> None:
         ours.close()
-        process.wait()
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:  # another process still has the connection open
+            process.kill()
+            process.wait()
 
     atexit.register(end)
     return ours

@@ -65,7 +65,7 @@ def program(
 
 
 _COPYING = """
-import json, os, sys
+import faulthandler, json, os, sys
 {imports}
 while line := sys.stdin.readline():
     program = json.loads(line)
@@ -74,6 +74,7 @@ while line := sys.stdin.readline():
         said = os.open(program["stderr"], os.O_WRONLY | os.O_CREAT)
         os.dup2(said, 1)
         os.dup2(said, 2)
+        faulthandler.dump_traceback_later(120, exit=True)  # with the stacks of its threads
         sys.argv = ["-c", program["out"]]
         exec(compile(program["source"], "<string>", "exec"), globals())
         break
