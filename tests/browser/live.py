@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import time
 from contextlib import contextmanager
@@ -72,6 +73,7 @@ class Page:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._unread:
+            assert select.select([self._read_from], [], [], _PATIENCE_S)[0], "the browser says nothing"
             received = os.read(self._read_from, 1 << 20)
             assert received, "the browser has gone"
             self._unread += received

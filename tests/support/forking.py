@@ -6,7 +6,8 @@ exit codes, signals, limits. For what happens before, as imports, their order, o
 hashes, start Python.
 
 Only where one waits for descriptors (not on Windows). The process that is forked has run no query: Polars' threads
-would be missing in its forks.
+would be missing in its forks. Importing Polars starts threads of its allocator, too, unless `NO_THREADS` is set; what
+is left then is one that waits for spilled files to delete.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ ROOMS = ("analysis", "attribution", "cli", "inside", "model", "readers", "store"
 """Rooms of thence whose modules are imported before any fork."""
 EVERYTHING = ("polars", "polars.testing", "pytest", "rich.console", *(f"thence.{room}" for room in ROOMS))
 """What is imported before any fork: modules, with those of a package below them if they are of thence."""
+NO_THREADS = {"_RJEM_MALLOC_CONF": "background_thread:false"}
+"""Of the allocator of Polars, jemalloc, in the process that is forked."""
 PATIENCE = 60
 """Seconds in which a fork starts, or ends after it was killed: no test waits for ever."""
 POLARS = ("polars",)
@@ -207,7 +210,7 @@ def _server(imported: tuple[str, ...]) -> socket.socket:
     """The connection to the process that is forked; it ends with this one."""
     ours, theirs = socket.socketpair()
     command = [sys.executable, __file__, str(theirs.fileno()), *imported]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = os.environ | NO_THREADS | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with theirs:
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
 
