@@ -41,7 +41,7 @@ EVERYTHING = ("polars", "polars.testing", "pytest", "rich.console", *(f"thence.{
 """What is imported before any fork: modules, with those of a package below them if they are of thence."""
 NO_THREADS = {"_RJEM_MALLOC_CONF": "background_thread:false"}
 """Of the allocator of Polars, jemalloc, in the process that is forked."""
-PATIENCE = 60
+PATIENCE = 150
 """Seconds in which a fork starts, or ends after it was killed: no test waits for ever."""
 POLARS = ("polars",)
 """The same for processes that only try tables."""
