@@ -75,8 +75,9 @@ class Thence(_callback()):  # type: ignore[misc]
     def on_train_end(self, trainer: Any, _module: Any) -> None:
         """Ends the recording, prints the summary, and logs the scalars."""
         self.logged = logged = self.training.end()
-        for logger in trainer.loggers if logged is not None else ():
-            logger.log_metrics(logged.scalars, step=trainer.global_step)
+        if logged is not None:
+            for logger in trainer.loggers:
+                logger.log_metrics(logged.scalars, step=trainer.global_step)
 
     def on_exception(self, _trainer: Any, _module: Any, _exception: BaseException) -> None:
         """Ends the recording: the training was interrupted."""

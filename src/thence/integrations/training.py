@@ -56,8 +56,9 @@ class Training:
         self.trouble = ""
 
     def begin(self) -> None:
-        """Begins to record; never raises."""
-        self.recording, self.trouble = None, ""
+        """Begins to record; never raises. What an interrupted training left running is ended first."""
+        self.end(summary=False)
+        self.trouble = ""
         try:
             with own_imports():
                 from thence.capture.recorder.options import RecordOptions
@@ -111,8 +112,10 @@ def _summary(recording: Recording, directory: str | os.PathLike[str]) -> Logged 
         return None
     size = sum(path.stat().st_size for path in recording.folder.rglob("*") if path.is_file())
     logged = Logged(recording.open()) if size <= _MAX_SUMMED_BYTES else None
-    for line in () if logged is None else logged.trace.headline.lines:
-        _say(line)
+    if logged is not None:
+        _ = logged.scalars  # computed and kept here, where an error does not reach the training
+        for line in logged.trace.headline.lines:
+            _say(line)
     _say(f"recorded {recording.counts.get('kernels', 0):,} kernels of this process. See all: thence report {directory}")
     return logged
 
