@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from thence.capture.recorder.options import RecordOptions, Schedule
     from thence.integrations.logged import Logged
 
-__all__ = ["Thence"]
-
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 

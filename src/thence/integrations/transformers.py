@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from thence.capture.recorder.options import RecordOptions, Schedule
     from thence.integrations.logged import Logged
 
-__all__ = ["ThenceCallback"]
-
 
 class ThenceCallback(TrainerCallback):  # type: ignore[misc]
     """Records the training of a Trainer.
