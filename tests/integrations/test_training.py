@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -70,8 +71,12 @@ logged = None
 @pytest.mark.parametrize("loop", [TRAINER, LIGHTNING, LOOP], ids=["transformers", "lightning", "loop"])
 def test_five_steps_are_recorded_and_summed_up(tmp_path: Path, loop: str) -> None:
     out = tmp_path / "run"
-    done = program(STAND_INS + loop + "print(logged and logged.scalars['thence/steps'])", out)
-    assert done.stdout.splitlines()[-1] == ("None" if loop is LOOP else "5")
+    done = program(STAND_INS + loop + "import json; print(json.dumps(logged and logged.scalars))", out)
+    scalars = json.loads(done.stdout.splitlines()[-1])
+    if loop is not LOOP:
+        assert scalars["thence/steps"] == 5
+        assert scalars["thence/step_ms"] > 1  # it sleeps for so long
+        assert scalars["thence/gpu_busy_ms"] == pytest.approx(1e-5)  # two kernels of 5 ns
     said = done.stderr.splitlines()
     assert said[0].startswith("thence: 5 steps of ")
     assert said[-1] == f"thence: recorded 10 kernels of this process. See all: thence report {out}"
