@@ -6,6 +6,9 @@ wheel serves all later versions. Where there is no compiler, or a Python without
 tagged as pure Python: thence then does the same in Python (`thence.capture.boundaries.probe`,
 `thence.readers.kineto.events`, `thence.readers.memory_snapshot.tape`).
 
+``thence.pth`` is installed beside the package, also in an editable installation: it makes processes whose environment
+has THENCE_RECORD record themselves, and does nothing in others. THENCE_PTH=no builds without it.
+
 Man pages are made from the command line's own help when a wheel is built (`thence.cli.manual`).
 
 THENCE_REPOSITORY, such as https://github.com/OWNER/NAME, says where the source is: the release workflow sets it. The
@@ -21,7 +24,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Distribution, Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
@@ -91,8 +94,14 @@ class Wheel(bdist_wheel):
         if not any(library.rglob("*.so")):
             self.root_is_pure, self.py_limited_api = True, False
             self.distribution.ext_modules = []
-        self.distribution.data_files = [("share/man/man1", _man_pages(library.parent / "man"))]
+        self.distribution.data_files.append(("share/man/man1", _man_pages(library.parent / "man")))
         super().run()
+
+
+class WithData(Distribution):
+    """Has the data files in editable installations, too: their builder asks for them under this name."""
+
+    has_data = Distribution.has_data_files
 
 
 def _man_pages(folder: Path) -> list[str]:
@@ -130,11 +139,15 @@ def _version() -> str:
     return found[1]
 
 
+_PTH = [("../purelib", ["src/thence.pth"])]
+"""Data files are below the folder ``data`` of a wheel, whose neighbour ``purelib`` is installed to site-packages."""
 _REPOSITORY = os.environ.get("THENCE_REPOSITORY", "").rstrip("/") or None
 
 
 setup(
     ext_modules=list(_EXTENSIONS.values()) if _SERVED else [],
+    data_files=[] if os.environ.get("THENCE_PTH") == "no" else _PTH,
+    distclass=WithData,
     cmdclass={"build_ext": BuildOptional, "bdist_wheel": Wheel},
     long_description=_readme(_REPOSITORY),
     long_description_content_type="text/markdown",

@@ -30,6 +30,7 @@ from thence.version import __version__
 
 if TYPE_CHECKING:
     from thence import inside as inside
+    from thence import integrations as integrations
     from thence import jax as jax
     from thence import torch as torch
     from thence.analysis.report.summary import Summary
@@ -68,7 +69,7 @@ __all__ = [
     "save_labels",
 ]
 
-_MODULES = {"inside": "thence.inside", "jax": "thence.jax", "torch": "thence.torch"}
+_MODULES = {name: f"thence.{name}" for name in ("inside", "integrations", "jax", "torch")}
 """Modules available as attributes without an import of their own. They are not in ``__all__``, because a star import
 would then shadow the frameworks of the same names."""
 

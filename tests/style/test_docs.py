@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import thence
+from thence.integrations import SCALARS
 
 ROOT = Path(thence.__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -26,7 +27,7 @@ _PATH = re.compile(r"`((?:\w+/)+\w*(?:\.\w+)?|\w+\.py)`")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_named_in_documents_exist(page: Path) -> None:
     text = _SHOWN.sub("", page.read_text(encoding="utf-8"))
-    for name in set(_PATH.findall(text)) - OF_EXAMPLES:
+    for name in set(_PATH.findall(text)) - OF_EXAMPLES - set(SCALARS):
         here = (page.parent / name, ROOT / name, ROOT / "src" / "thence" / name)
         anywhere = (ROOT / "src" / "thence").rglob(name)
         assert any(path.exists() for path in here) or any(True for _ in anywhere), name

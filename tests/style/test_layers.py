@@ -37,7 +37,7 @@ LAYERS = (
     {"capture.session", "doctor"},
     {"capture.launcher"},
     # The packages that users import give names of all layers, and nothing below imports them.
-    {"cli", "__init__", "__main__", "inside.__init__", "jax", "torch"},
+    {"cli", "__init__", "__main__", "inside.__init__", "integrations", "jax", "torch"},
 )
 
 MODULES = {

@@ -15,7 +15,7 @@ HEAVY = {"polars", "numpy", "rich", "msgspec", "isal", "click", "pandas", "torch
 
 
 def test_dir_lists_exactly_the_public_names() -> None:
-    assert sorted(dir(thence)) == sorted([*thence.__all__, "inside", "jax", "torch"])
+    assert sorted(dir(thence)) == sorted([*thence.__all__, "inside", "integrations", "jax", "torch"])
     assert len(set(thence.__all__)) == len(thence.__all__)
 
 
@@ -27,7 +27,7 @@ def test_every_public_name_exists_and_is_documented() -> None:
 
 def test_the_modules_for_frameworks_can_be_imported_without_the_frameworks() -> None:
     code = (
-        "import sys, thence.torch, thence.jax; from thence.torch import label_collectives; "
+        "import sys, thence.torch, thence.jax, thence.integrations; from thence.torch import label_collectives; "
         "assert thence.torch is sys.modules['thence.torch'] and thence.jax.on_stream; "
         "assert not {'torch', 'jax', 'polars'} & {*sys.modules}"
     )

@@ -42,6 +42,17 @@ def launch(name, _number=None, thread=None):
     fake.emit(call, kernel(name, now, now + 5, correlationId=number, queued=now))
 """
 
+USES_GPU = f"""
+import os, sys, time, signal
+sys.path.insert(0, {str(HERE)!r})
+import fake_cupti
+fake = fake_cupti.Fake(os.environ["THENCE_LIBCUPTI"])
+import cupy
+now = time.time_ns()
+fake.emit(*[fake.record("CONCURRENT_KERNEL", start=now, end=now + 5, name=fake.text("k"))] * 100)
+"""
+"""A program that is recorded from the import of CuPy on, for which any package may stand; it launches 100 kernels."""
+
 
 def fake_libraries() -> dict[str, str]:
     """Environment variables that name the fake libcupti, which is a libcudart too."""

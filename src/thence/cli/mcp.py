@@ -33,7 +33,10 @@ questions are explain, rows, sql, diff, whatif and check. Replies have at most 5
     "folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".", metavar="[FOLDER]"
 )
 def command(folder: Path) -> None:
-    """Answer agents' questions about the traces in a folder (a server for the Model Context Protocol)."""
+    """Answer agents' questions about the traces in a folder (a server for the Model Context Protocol).
+
+    Experimental: names and arguments of its tools may change in any version.
+    """
     server(folder).run()
 
 

@@ -13,21 +13,11 @@ import polars as pl
 import pytest
 
 import thence
-from fake_cupti import HERE, library_path
-from recorder_programs import fake_libraries
+from fake_cupti import library_path
+from recorder_programs import USES_GPU, fake_libraries
 from thence.capture.launcher.first_use import why_unseen
 from thence.capture.launcher.launch import claimed_directory
 from thence.errors import UsageError
-
-USES_GPU = f"""
-import os, sys, time, signal
-sys.path.insert(0, {str(HERE)!r})
-import fake_cupti
-fake = fake_cupti.Fake(os.environ["THENCE_LIBCUPTI"])
-import cupy
-now = time.time_ns()
-fake.emit(*[fake.record("CONCURRENT_KERNEL", start=now, end=now + 5, name=fake.text("k"))] * 100)
-"""
 
 
 @pytest.fixture
@@ -363,19 +353,23 @@ def test_strict_fails_only_where_the_command_succeeds(place: Path, ending: str, 
     assert unused.returncode == (code or 2)
 
 
-@pytest.mark.parametrize("option", ["-I", "-E", "-S", "-sE", "-XdevE -I"])
-def test_python_that_ignores_the_environment_is_said_not_to_be_recorded(place: Path, option: str) -> None:
-    letter = option[-1]
-    done = record(place, "--", sys.executable, *option.split(), "-c", "print('ran')")
-    assert (done.returncode, done.stdout) == (0, "ran\n")
-    assert f"a Python process did not record itself: python -{letter} ignores" in done.stderr
+@pytest.mark.parametrize(("option", "recorded"), [("-S", False), ("-XdevE -BS", False), ("-XdevE -I", True)])
+def test_python_that_ignores_what_reaches_it_is_said_not_to_be_recorded(
+    place: Path, option: str, recorded: bool
+) -> None:
+    program = f"import sys\nsys.path += [{str(place / 'modules')!r}, *{sys.path!r}]\n{USES_GPU}print('ran')"
+    done = record(place, "--", sys.executable, *option.split(), "-c", program)
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+    assert ("a Python process did not record itself: python -S ignores" in done.stderr) == (not recorded)
+    assert ("recorded 100 kernels" in done.stderr) == recorded
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("[sys.executable, '-c', ''], env={}", "lacks the PYTHONPATH"),
-        ("[sys.executable, '-I', '-c', '']", "python -I ignores"),
+        ("[sys.executable, '-c', ''], env={}", "lacks the THENCE_RECORD"),
+        ("[sys.executable, '-I', '-c', '']", None),
+        ("[sys.executable, '-S', '-c', '']", "python -S ignores"),
         ("[sys.executable, '-c', '']", None),
         ("[sys.executable, '-c', ''], env={**os.environ, 'A': 'b'}", None),
         ("['true'], env={}", None),

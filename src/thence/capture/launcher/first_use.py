@@ -1,4 +1,7 @@
-"""In a process that ``thence record`` started: begins to record when something is about to use a GPU.
+"""In a process with THENCE_RECORD set: begins to record when something is about to use a GPU.
+
+``thence record`` sets the variable to JSON, ``{"directory": ..., "options": {...}}`` with the attributes of
+`RecordOptions`. Users may set it themselves, to such JSON or to the directory alone.
 
 Importing a framework does not mean using a GPU: PyTorch is recorded from the moment at which it
 initialises CUDA, JAX from the moment at which it looks for its CUDA plugin, other libraries from their
@@ -18,6 +21,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from thence.capture.session.notes import REFUSED, UNSEEN, leave_note
+from thence.errors import UsageError
 from thence.importing import (
     JAX_ON_CUDA,
     before_import,
@@ -31,7 +35,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 SETTINGS = "THENCE_RECORD"
-"""Environment variable: JSON of directory and options."""
+"""Environment variable: the directory, or JSON of directory and options."""
+_PTH = "thence.pth"
+_STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")  # noqa: PTH100, PTH118, PTH120
+"""Folder that ``thence record`` puts first on PYTHONPATH."""
 
 _TORCH = "torch.cuda"
 _AT_IMPORT = JAX_ON_CUDA | frozenset(
@@ -73,30 +80,62 @@ def _on_torch_imported(torch_cuda: Any, begin: Callable[[], None]) -> None:
 
 def install() -> None:
     """Watch imports, and record with the directory and options of the environment variable."""
-    settings = json.loads(os.environ[SETTINGS])
+    try:
+        directory, options = _settings(os.environ[SETTINGS])
+    except UsageError as error:
+        sys.stderr.write(f"thence: process {os.getpid()} is not recorded: {error}\n")
+        return
     begun: set[int] = set()
 
-    def begin(options: dict[str, Any] = settings["options"]) -> None:
+    def begin(options: dict[str, Any] = options) -> None:
         if os.getpid() not in begun:
             begun.add(os.getpid())
-            _begin(settings["directory"], options)
+            _begin(directory, options)
 
     def begin_at_import(name: str) -> None:
         if torch_is_being_imported():
             return
         if name in JAX_ON_CUDA:
-            begin(_for_jax(settings["options"]))
+            begin(_for_jax(options))
             _record_launches()
         else:
             begin()
 
-    if settings["options"].get("nvtx", True):
-        for name in _USERS_OF_NVTX:
-            before_import(name, _collect_nvtx)
+    for name in _USERS_OF_NVTX if options.get("nvtx", True) else ():
+        before_import(name, _collect_nvtx)
     for name in _AT_IMPORT:
         before_import(name, functools.partial(begin_at_import, name))
     when_imported(_TORCH, lambda torch_cuda: _on_torch_imported(torch_cuda, begin))
-    when_imported("subprocess", lambda module: _watch_children(module.Popen, settings["directory"]))
+    if _STARTUP in os.environ.get("PYTHONPATH", "").split(os.pathsep):  # ``thence record`` reads the notes
+        when_imported("subprocess", lambda module: _watch_children(module.Popen, directory))
+
+
+def _settings(value: str) -> tuple[str, dict[str, Any]]:
+    """Directory and options that the variable states.
+
+    Processes that this one starts write to the same directory, wherever they run: a relative one is made absolute in
+    the environment.
+
+    Raises:
+        UsageError: it is neither a path nor such JSON.
+    """
+    document: Any = {"directory": value, "options": {}}
+    if value.lstrip().startswith("{"):
+        try:
+            document = {"options": {}, **json.loads(value)}
+        except ValueError as error:
+            raise UsageError(f"{SETTINGS} is not JSON: {error}; state a directory, or {_FORM}") from None
+    directory, options = document.get("directory"), document["options"]
+    if not (isinstance(directory, str) and directory and isinstance(options, dict)) or len(document) > 2:
+        raise UsageError(f"{SETTINGS} is {value!r}; state a directory, or {_FORM}")
+    absolute = os.path.abspath(directory)  # noqa: PTH100
+    if directory != absolute:
+        given = json.dumps({"directory": absolute, "options": options})
+        os.environ[SETTINGS] = given if options or absolute.startswith("{") else absolute
+    return absolute, options
+
+
+_FORM = '{"directory": "run", "options": {"sampling": {"every": 100}}} with the attributes of RecordOptions'
 
 
 def why_unseen(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
@@ -104,13 +143,13 @@ def why_unseen(command: Sequence[str], environment: Mapping[str, str]) -> str | 
     if not command or not _PYTHON.fullmatch(os.path.basename(command[0])):  # noqa: PTH119
         return None
     letters, _ = python_options(command[1:])
-    for letter in sorted(set(letters) & set(_IGNORING)):
+    by_pth = "S" not in letters and _has_pth(command[0], environment.get("PATH", os.defpath))
+    for letter in sorted(set(letters) & set(_IGNORING)) if not by_pth else ():
         return (
             f"python -{letter} ignores {_IGNORING[letter]}, through which thence record reaches a Python process; "
             f"start it without -{letter}"
         )
-    startup = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")  # noqa: PTH100, PTH118, PTH120
-    if startup not in environment.get("PYTHONPATH", "").split(os.pathsep):
+    if not by_pth and _STARTUP not in environment.get("PYTHONPATH", "").split(os.pathsep):
         lacking = "PYTHONPATH"
     elif SETTINGS not in environment:
         lacking = SETTINGS
@@ -120,6 +159,15 @@ def why_unseen(command: Sequence[str], environment: Mapping[str, str]) -> str | 
         f"Python was started with an environment that lacks the {lacking} that thence record has set; pass "
         f"PYTHONPATH and {SETTINGS} on to it"
     )
+
+
+def _has_pth(python: str, path: str) -> bool:
+    """Whether a Python is that of this process, and ``thence.pth`` is installed for it; of others it is not known."""
+    folders = path.split(os.pathsep) if os.path.basename(python) == python else [""]  # noqa: PTH119
+    found = next((one for folder in folders if os.access(one := os.path.join(folder, python), os.X_OK)), python)  # noqa: PTH118
+    if os.path.dirname(os.path.abspath(found)) != os.path.dirname(sys.executable):  # noqa: PTH100, PTH120
+        return False
+    return any(os.path.isfile(os.path.join(folder, _PTH)) for folder in sys.path)  # noqa: PTH113, PTH118
 
 
 def _watch_children(popen: Any, directory: str) -> None:
@@ -163,12 +211,10 @@ def _begin(directory: str, options: dict[str, Any]) -> None:
     """Start a recording that lasts to the end of the process; never raises."""
     try:
         with own_imports():
-            from thence.capture.recorder.options import RecordOptions, Sampling
+            from thence.capture.recorder.options import options_of
             from thence.capture.session.record import record
 
-        sampling = options.get("sampling")
-        given = {**options, "sampling": sampling and Sampling(**sampling)}
-        record(directory, RecordOptions(**given)).start()
+        record(directory, options_of(options)).start()
     except Exception as error:  # noqa: BLE001 - the program comes first
         sys.stderr.write(f"thence: process {os.getpid()} is not recorded: {error}\n")
         sys.stderr.flush()

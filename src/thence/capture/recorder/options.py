@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 from thence.capture.cuda import layouts
 from thence.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 _LAUNCHES = re.compile(r"cu(da)?(Launch(?!HostFunc)|GraphLaunch|Memcpy|Memset|Stream(Begin|End)Capture)")
 _OUTER_LAUNCHES = re.compile(r"cudaLaunch(Cooperative)?Kernel")
@@ -144,6 +148,43 @@ class RecordOptions:
         wanted += [layouts.MARKER] if self.nvtx else []
         wanted += [layouts.OVERHEAD] if self.overhead else []
         return tuple(wanted)
+
+
+def options_of(document: Mapping[str, Any]) -> RecordOptions:
+    """The options that JSON states, by the names of their attributes; those that it leaves out have their defaults.
+
+    Raises:
+        UsageError: an option that there is not, or a value of another kind.
+    """
+    given = _checked(RecordOptions, document)
+    if given.get("sampling") is not None:
+        given["sampling"] = Sampling(**_checked(Sampling, given["sampling"]))
+    return RecordOptions(**given)
+
+
+_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "bool": ("true or false", lambda value: isinstance(value, bool)),
+    "bool | None": ("true, false or null", lambda value: value is None or isinstance(value, bool)),
+    "int": ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
+    "float": ("a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool)),
+    "Sampling | None": ("an object or null", lambda value: value is None or isinstance(value, dict)),
+    "tuple[str, ...]": (
+        "a list of texts",
+        lambda value: isinstance(value, list | tuple) and all(isinstance(one, str) for one in value),
+    ),
+}
+"""By the type of an option, what JSON states for it."""
+
+
+def _checked(options: type, document: Mapping[str, Any]) -> dict[str, Any]:
+    types = {field.name: str(field.type) for field in fields(options)}
+    for name, value in document.items():
+        if name not in types:
+            raise UsageError(f"there is no option {name!r}; there are {', '.join(types)}")
+        kind, holds = _KINDS[types[name]]
+        if not holds(value):
+            raise UsageError(f"the option {name!r} is {kind}, not {value!r}")
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in document.items()}
 
 
 @dataclass(frozen=True, slots=True)
