@@ -201,14 +201,14 @@ class StoredTrace(Trace):
 
     def page(self) -> Page:
         """As `Trace.page`; of many ranks, the tables of two are read, and the summaries of all."""
-        from thence.analysis.ranks.timeline_rows import opened
-        from thence.folding import has_many_ranks
+        from thence.analysis.ranks import timeline_rows
         from thence.model.answer import ResultOrReason, result_or_reason
 
-        if not (self._ranks_only and has_many_ranks(self)):
+        few = self.selection.ranks or len(self.rank_numbers) <= timeline_rows.MOST_IN_FULL
+        if few or not self._ranks_only:
             return super().page()
         job = self.ranks()
-        slowest, middle = (rank for rank, _ in opened(job))
+        slowest, middle = (rank for rank, _ in timeline_rows.opened(job))
         page = self.selected(Selection(ranks=tuple(sorted({slowest, middle})))).page()
         of_all: tuple[By, ...] = ("kernel", "rank")
         compared = "" if slowest == middle else f", and rank {middle}, with which it is compared"

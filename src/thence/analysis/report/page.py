@@ -66,7 +66,7 @@ class Page:
     """
 
     headline: Headline
-    whole: Totals
+    whole: Totals | Summary
     summaries: Mapping[str, Summary]
     steps: ResultOrReason[StepsOverTime]
     job: ResultOrReason[Job]

@@ -67,7 +67,11 @@ def steps_chart(found: StepsOverTime) -> Chart:
     """Every step over time: compute, communication that nothing hides, and idle time."""
     rule = pl.format("{}: not typical ({})", "name", pl.col("left_out").str.replace("_", "-"))
     rows = found.rows.with_columns(note=pl.coalesce(rule, "name"))
-    parts = (("compute and copies", "compute_ns", _BLUE), ("exposed communication", "exposed_ns", _ORANGE), ("idle", "idle_ns", NEUTRAL))
+    parts = (
+        ("compute and copies", "compute_ns", _BLUE),
+        ("exposed communication", "exposed_ns", _ORANGE),
+        ("idle", "idle_ns", NEUTRAL),
+    )
     series = tuple(
         Series(name, "column", rows.select("start_ns", "end", "note", duration_ns=column), colour)
         for name, column, colour in parts
@@ -110,7 +114,7 @@ def ranks_chart(job: Job) -> Chart:
         if rows[column].sum()
     )
     texts = {
-        row["name"]: f"{format_ns(row['step_ns'])}, others wait {format_share(row['caused_share'], 1)} of a step for it"
+        row["name"]: f"{format_ns(row['step_ns'])}, others wait {format_share(row['caused_share'], 1)}"
         for row in rows.iter_rows(named=True)
     }
     shown = "" if rows.height == job.ranks.height else f"{several(rows.height, 'rank')} of {job.ranks.height:,}. "
@@ -119,6 +123,7 @@ def ranks_chart(job: Job) -> Chart:
         series,
         Axis("mean_ns", f"mean {job.per}", "ns"),
         Axis("name", scale="rows"),
-        f"{shown}Communication counts where nothing is computed meanwhile.",
+        f"{shown}Communication counts where nothing is computed meanwhile. At the right: a step, and how much of a step "
+        "others wait for the rank.",
         texts,
     )

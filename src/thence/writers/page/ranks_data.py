@@ -1,7 +1,7 @@
 """The ranks of a job for the page: a heat map of ranks and steps, and tables.
 
-The heat map's figures are base64 arrays of little-endian 32-bit floats, row by row in the order of `Job.ranks`; NaN where
-a rank has no such step. ``templates/heat_map.js`` draws them.
+The heat map's figures are base64 arrays of little-endian 32-bit floats, row by row in the order of `Job.ranks`; NaN
+where a rank has no such step. ``templates/heat_map.js`` draws them.
 """
 
 from __future__ import annotations
@@ -95,8 +95,9 @@ def rank_tables(job: Job) -> Iterator[tuple[str, str, dict[str, Any]]]:
     )
     fields = [field for field in _RANK_FIELDS if not left_out.get(field.column)]
     yield "ranks", "Every rank", frame_data(rows, fields, "times are means of a step", most=MAX_RANKS)
+    waits, of_waits = not_caused(job)
     for name, title, (frame, headings) in (
-        ("waits-not-caused", "Waits that no rank caused", not_caused(job)),
+        ("waits-not-caused", "Waits that no rank caused", (waits, of_waits | {"why": "why"})),
         ("groups", "Groups", (job.groups, GROUPS)),
         ("stages", "Pipeline stages", (job.stages, STAGES)),
         ("links", "Slow links", (job.links, LINKS)),
@@ -128,7 +129,9 @@ def _counted(job: Job, columns: npt.NDArray[np.int64], count: int) -> list[bool]
     return shown
 
 
-def _map(job: Job, ranks: pl.DataFrame, columns: npt.NDArray[np.int64], count: int, name: str) -> npt.NDArray[np.float64]:
+def _map(
+    job: Job, ranks: pl.DataFrame, columns: npt.NDArray[np.int64], count: int, name: str
+) -> npt.NDArray[np.float64]:
     """The mean of a column of `Job.cells` by rank and column, flat; NaN where there is no step."""
     places = ranks.select("rank", "device", row=pl.int_range(pl.len()))
     steps = pl.DataFrame({"key": list(job.keys), "column": columns}, schema={"key": pl.String, "column": pl.Int64})
@@ -136,7 +139,8 @@ def _map(job: Job, ranks: pl.DataFrame, columns: npt.NDArray[np.int64], count: i
     cell = cells["row"].to_numpy() * count + cells["column"].to_numpy()
     many = np.bincount(cell, minlength=places.height * count)
     sums = np.bincount(cell, cells[name].to_numpy().astype(np.float64), minlength=places.height * count)
-    return np.divide(sums, many, out=np.full(len(sums), np.nan), where=many > 0)
+    means: npt.NDArray[np.float64] = np.divide(sums, many, out=np.full(len(sums), np.nan), where=many > 0)
+    return means
 
 
 def _packed(values: npt.NDArray[Any]) -> str:

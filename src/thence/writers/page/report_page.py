@@ -600,7 +600,7 @@ def _missing(page: Page) -> Iterator[str]:
     used = page.roofline.result
     if used is not None and used.modelled_share < _LEAST_MODELLED and not used.reasons.is_empty():
         yield f"FLOP and bytes of the work are not known: {used.reasons['text'][0]}."
-    for part in (page.idle, page.collectives, page.programs, page.compilation, page.roofline, page.gains):
+    for part in (page.idle, page.collectives, page.programs, page.compilation, page.roofline):
         if part.result is None:
             reason = part.reason.removeprefix(prefix)
             sentence = f"The trace {reason}" if reason.startswith(("holds ", "describes ")) else reason

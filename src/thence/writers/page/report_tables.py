@@ -176,9 +176,7 @@ SPREAD_FIELDS = (
 )
 
 
-def frame_data(
-    frame: pl.DataFrame, fields: Sequence[Field], note: str = "", most: int = MAX_ROWS
-) -> dict[str, Any]:
+def frame_data(frame: pl.DataFrame, fields: Sequence[Field], note: str = "", most: int = MAX_ROWS) -> dict[str, Any]:
     """A table of the page as JSON values.
 
     Args:
