@@ -123,7 +123,7 @@ def ranks_chart(job: Job) -> Chart:
         series,
         Axis("mean_ns", f"mean {job.per}", "ns"),
         Axis("name", scale="rows"),
-        f"{shown}Communication counts where nothing is computed meanwhile. At the right: a step, and how much of a step "
-        "others wait for the rank.",
+        f"{shown}Communication counts where nothing is computed meanwhile. At the right: the mean step, and how "
+        "much of a step others wait for the rank.",
         texts,
     )
