@@ -1,24 +1,20 @@
-"""What thousands of ranks take: `thence ranks` from summaries, its page in a browser, and the timeline of the job.
+"""What thousands of ranks take: `thence ranks` from summaries, and the timeline of the job.
 
     python benchmarks/ranks_scale.py [--ranks 64 512 4096 10000] [--groups all apart unnumbered]
-                                     [--steps 10] [--page 4096]
+                                     [--steps 10]
 
 Summaries are those of jobs made of a real step (tests/support/rank_jobs.py), written as Parquet and read lazily as
 from a store; kernels, places and idle time are written for a hundred ranks, as these are read of two ranks only.
 Groups: all ranks are one; groups of eight that share no rank, so that each is matched and has its clocks compared by
 itself (apart); the same without the numbers by which calls are matched (unnumbered). Printed are CPU seconds, wall
-time and the most memory of a process of its own. The page is opened in headless Chromium (on the path, or named in
-CHROMIUM), which says when the page stood. The timeline (.pftrace) has two ranks of a real recording in full, whichever
-they are, and a row for every other.
+time and the most memory of a process of its own. The timeline (.pftrace) has two ranks of a real recording in full,
+whichever they are, and a row for every other.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import re
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -39,7 +35,6 @@ from rank_jobs import Plant, RankJob
 from thence.analysis.ranks.answer import Job, job_of
 from thence.analysis.ranks.summary import SUMMARY
 from thence.folding import folded_timeline
-from thence.writers.page.ranks_page import ranks_html
 from thence.writers.timelines.write import write_timeline
 
 if TYPE_CHECKING:
@@ -48,9 +43,6 @@ if TYPE_CHECKING:
 RECORDED = sorted((Path(__file__).parents[1] / "tests" / "data" / "torch").glob("torch_fsdp_rank?.json.gz"))
 APART = 8
 """Ranks of a group of jobs whose groups share no rank."""
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-STOOD = "  draw(); relist();\n  window"
-TIMED = '  draw(); relist();\n  document.title = "stood after " + performance.now().toFixed(0) + " ms";\n  window'
 
 
 def write(folder: Path, ranks: int, steps: int, groups: str) -> None:
@@ -104,36 +96,19 @@ def measured(folder: Path, *, timeline: bool) -> None:
     print(f"{cpu:.1f} s of CPU, {wall:.1f} s, {most:.2f} GB, {said}")
 
 
-def opened(folder: Path) -> str:
-    """When the page of a job stood in the browser."""
-    browser = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        return "no Chromium"
-    page = ranks_html(read(folder), ["run/"], [])
-    assert STOOD in page
-    file = folder / "page.html"
-    file.write_text(page.replace(STOOD, TIMED, 1), encoding="utf-8")
-    flags = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}")
-    run = subprocess.run([browser, *flags, "--dump-dom", file.as_uri()], capture_output=True, timeout=120, check=True)
-    title = re.search(r"<title>(.*?)</title>", run.stdout.decode())
-    return f"{len(page) / 1e6:.1f} MB, {title[1] if title else 'no title'}"
-
-
 def main() -> None:
     """Prints a line for each size."""
     parser = documented_parser(__doc__)
     parser.add_argument("--ranks", type=int, nargs="*", default=[64, 512, 4096, 10_000])
     parser.add_argument("--groups", nargs="*", default=["all", "apart", "unnumbered"])
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--page", type=int, default=4096)
     parser.add_argument("--measured", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--timeline", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.measured:
         measured(given.measured, timeline=given.timeline)
         return
-    sizes = dict.fromkeys([*given.ranks, *([given.page] if given.page else [])])
-    for groups, ranks in product(given.groups, sizes):
+    for groups, ranks in product(given.groups, given.ranks):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             # A child's peak memory begins at its parent's, so the job is not made here.
@@ -149,8 +124,6 @@ def main() -> None:
                 run.append("--timeline")
                 told = subprocess.run(run, capture_output=True, text=True, check=True).stdout
                 print(f"timeline of {ranks:,} ranks: {told.strip()}", flush=True)
-            if ranks == given.page and groups == "all":
-                print(f"page of {ranks:,} ranks: {opened(folder)}; load {os.getloadavg()[0]:.0f}")
 
 
 if __name__ == "__main__":

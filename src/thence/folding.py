@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.analysis.ranks import timeline_rows
 from thence.analysis.ranks.answer import reason_rows, straggler_lines
 from thence.analysis.ranks.timeline_rows import job_rows, opened
 from thence.writers.text.printable import printable
@@ -18,13 +19,10 @@ if TYPE_CHECKING:
     from thence.model.timeline import Timeline
     from thence.trace import Trace
 
-_MOST_IN_FULL = 8
-"""Most ranks that are all shown in full if no ranks are selected."""
-
 
 def has_many_ranks(trace: Trace) -> bool:
     """Whether no ranks are selected and the trace holds more of them than a viewer shows well."""
-    return not trace.selection.ranks and len(trace.rank_numbers) > _MOST_IN_FULL
+    return not trace.selection.ranks and len(trace.rank_numbers) > timeline_rows.MOST_IN_FULL
 
 
 def folded_timeline(trace: Trace, lanes: Sequence[str] = (), clocks: str = "aligned") -> Timeline:

@@ -74,7 +74,10 @@ if TYPE_CHECKING:
     from thence.analysis.soundness import check
     from thence.analysis.soundness.findings import Soundness
     from thence.analysis.steps import answer as steps_answer
+    from thence.analysis.steps import over_time as step_times
+    from thence.analysis.steps import windows as step_windows
     from thence.analysis.steps.answer import StepKinds, StepTable
+    from thence.analysis.steps.over_time import StepsOverTime
     from thence.analysis.streams import Streams
     from thence.analysis.timelines import activity_timeline
     from thence.analysis.timelines import overview as overviews
@@ -118,7 +121,7 @@ else:
         "thence.analysis.report": "duration_spread first_screen:first_screens headline next_steps page:pages summary",
         "thence.analysis.selection": "select",
         "thence.analysis.soundness": "check",
-        "thence.analysis.steps": "answer:steps_answer",
+        "thence.analysis.steps": "answer:steps_answer over_time:step_times windows:step_windows",
         "thence.analysis.timelines": "activity_timeline overview:overviews timeline:timelines",
         "thence.analysis.whatif": "answer:whatif_answer changes critical_path graph prediction",
         "thence.attribution": "attribute",
@@ -326,7 +329,15 @@ class Trace:
             UsageError: ``by`` is none of `thence.model.places.BY`.
             MissingData: the trace holds no device activity.
         """
-        return self._answer(replace(summary.summarize(self.tables, by), soundness=self._soundness))
+        if by not in self._reports:
+            found = replace(summary.summarize(self.tables, by), soundness=self._soundness)
+            self._reports[by] = self._answer(found)
+        return self._reports[by]
+
+    @cached_property
+    def _reports(self) -> dict[str, Summary]:
+        """Cached by kind of place, because the page of a report and its findings need the same."""
+        return {}
 
     def roofline(self, by: By = "module", peaks: Peaks | None = None) -> Roofline:
         """FLOP, bytes, the share of what the device allows, and headroom, by one kind of place.
@@ -339,7 +350,16 @@ class Trace:
             UsageError: ``by`` is none of `thence.model.places.BY`.
             MissingData: the trace holds no device activity, or the peaks of its devices are not known.
         """
-        return self._answer(rooflines.roofline(self.tables, by, peaks))
+        if peaks is not None:
+            return self._answer(rooflines.roofline(self.tables, by, peaks))
+        if by not in self._rooflines:
+            self._rooflines[by] = self._answer(rooflines.roofline(self.tables, by, None))
+        return self._rooflines[by]
+
+    @cached_property
+    def _rooflines(self) -> dict[str, Roofline]:
+        """Cached as `_reports`, for the peaks that thence knows."""
+        return {}
 
     def memory(self, by: str | None = None, at: str = "peak") -> Memory:
         """Memory that was live at the peak, or at another moment, by place; what grows, and what would help.
@@ -527,22 +547,30 @@ class Trace:
             headline=self.headline,
             whole=summary.totals_of(self.tables),
             summaries={by: found for by, found in parts.items() if found is not None},
-            timeline=activity_timeline.activity_timeline(self.tables, self.idle().pieces, self._applied_alignment),
+            steps=result_or_reason(self._steps_over_time),
+            job=result_or_reason(self.ranks) if self._quick_late.reason else self._named,
+            timeline=activity_timeline.activity_timeline(
+                self.tables, self._idle_by_place.pieces, self._applied_alignment
+            ),
             flame=shown.flame(),
             streams=self.streams(),
             collectives=result_or_reason(self.collectives),
             programs=result_or_reason(self.programs),
             compilation=result_or_reason(self.compile),
             spread=self.spread(),
-            idle=shown.idle(),
+            idle=result_or_reason(shown.idle),
             soundness=self._soundness,
-            roofline=result_or_reason(lambda: shown.roofline(self.default_kind)),
+            roofline=result_or_reason(lambda: shown.roofline(shown.default_kind)),
+            gains=self._gains,
             explanation=self.explain(),
             shifts={} if self._applied_alignment is None else self._applied_alignment.shifts,
             memory=result_or_reason(self.memory),
             memory_over_time=result_or_reason(self.memory_over_time),
-            default_kind=self.default_kind,
+            default_kind=shown.default_kind,
         )
+
+    def _steps_over_time(self) -> StepsOverTime:
+        return step_times.steps_over_time(step_windows.selected_steps(self.tables))
 
     def report_html(self) -> str:
         """The report as one HTML page that needs no other file and no network.
@@ -692,11 +720,11 @@ class Trace:
             summary,
             shown.report("kernel"),
             shown.quick_idle,
-            result_or_reason(self._named_ranks),
+            self._named,
             result_or_reason(lambda: self.collectives(late=False)),
             result_or_reason(lambda: shown.roofline(shown.default_kind)),
             result_or_reason(self.memory),
-            result_or_reason(self._suggested_gains),
+            self._gains,
             next_steps.next_steps(self.tables, self.headline, summary, lambda: False),
             explanations.longest_executions(shown.tables),
             shown is not self,
@@ -705,6 +733,16 @@ class Trace:
             explanations.step_windows(self.tables),
         )
         return self._answer(explanations.explanation(composed))
+
+    @cached_property
+    def _named(self) -> ResultOrReason[Job]:
+        """Cached, because the page of a report and its findings need it."""
+        return result_or_reason(self._named_ranks)
+
+    @cached_property
+    def _gains(self) -> ResultOrReason[WhatIf]:
+        """Cached as `_named`."""
+        return result_or_reason(self._suggested_gains)
 
     def _named_ranks(self) -> Job:
         """Late ranks, with the reasons if any is named; raises `MissingData` if they cannot be looked for."""

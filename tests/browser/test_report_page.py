@@ -126,8 +126,8 @@ def test_names_are_shown_and_do_nothing(page: Page, tmp_path: Path) -> None:
     drawn_everywhere(page)
     titles = page.js("[...document.querySelectorAll('[data-table=by-kernel] td')].map((x) => x.title)")
     assert set(HOSTILE) <= set(titles)
-    page.js("scrollTo(0, 0)")
     page.js("document.querySelector('.as-text').open = true")
+    page.js("document.getElementById('timeline').scrollIntoView()")
     tips, told, panels = [], [], []
     for number in range(len(HOSTILE)):
         x, y = page.js(
@@ -150,14 +150,32 @@ def test_names_are_shown_and_do_nothing(page: Page, tmp_path: Path) -> None:
     assert page.js("document.querySelectorAll('img, section a[href^=javascript]').length") == 0
 
 
+def test_the_heat_map_tells_each_cell(page: Page, fsdp: Path) -> None:
+    """By keyboard: the figures are those of the job, in either order of the ranks."""
+    page.open(fsdp)
+    job = shared(*FSDP).ranks()
+    first = job.ranks.row(0, named=True)  # the rank for which the others wait most
+    (cell,) = job.cells.filter(rank=first["rank"], device=first["device"], key=job.keys[1]).to_dicts()
+    told = page.js(
+        "(() => { const place = document.getElementById('heat-map'), canvas = place.querySelector('canvas');"
+        "const order = place.querySelectorAll('select')[1]; order.value = 1; order.dispatchEvent(new Event('change'));"
+        "for (const key of ['ArrowRight', 'ArrowRight'])"
+        "canvas.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true, cancelable: true}));"
+        "return [place.querySelector('.status').textContent, canvas.width, canvas.height]; })()"
+    )
+    assert told[0].startswith(f"rank {first['rank']} GPU {first['device']}, {job.keys[1]}: waits ")
+    assert f"step {cell['step_ns'] / 1e6:.4g}"[:8] in told[0]
+    assert told[1:] == [len(job.keys), 4]
+
+
 def test_python_stacks_of_one_gpu(page: Page, tmp_path: Path) -> None:
     file = tmp_path / "stack.html"
     file.write_text(shared(STACK).report_html(), encoding="utf-8")
     page.open(file)
     drawn_everywhere(page)
     tabs = page.js("[...document.querySelectorAll('.tabs button')].map((x) => x.textContent)")
-    assert tabs[:2] == ["Module", "Kernel"]
-    assert {"Module", "Function"} <= set(tabs)
+    assert tabs[:2] == ["Module", "Function"]
+    assert tabs[-2:] == ["Kernel", "Rank"]
     page.js("document.getElementById('tab-module').click()")
     assert page.js("document.getElementById('panel-module').hidden") is False
     assert page.js("document.getElementById('panel-kernel').hidden") is True

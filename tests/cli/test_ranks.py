@@ -85,8 +85,10 @@ def test_the_step_without_the_delay_is_replayed(job: Path, capsys: pytest.Captur
     assert row["after_ns"] == pytest.approx(100_300_000, rel=0.01)
 
 
-def test_the_page_is_written(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output(capsys, "ranks", job, "-o", tmp_path / "ranks.html")
-    page = (tmp_path / "ranks.html").read_text()
+def test_a_page_is_that_of_the_report(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = output(capsys, "ranks", job, "-o", tmp_path / "ranks.html", code=2)[1]
+    assert "thence report INPUT -o OUT.html" in told
+    output(capsys, "report", job, "-o", tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
     assert page.startswith("<!DOCTYPE html>")
     assert "1 straggler among 3 devices" in page

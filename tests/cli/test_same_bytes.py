@@ -24,7 +24,7 @@ OTHERS = [
     ["label", LABELLED[0], "--labels", LABELLED[1], "--graph", "OUT/graph.html"],
     ["inside", str(DATA / "inside/gpu_triton.npz"), "--clock-ghz", "1.7", "-o", "OUT/inside.json"],
     ["inside", str(DATA / "inside/gpu_triton.npz"), "--clock-ghz", "1.7", "-o", "OUT/inside.pftrace"],
-    ["ranks", *RANKS, "-o", "OUT/ranks.html"], ["report", *RANKS, "--format", "csv"],
+    ["ranks", *RANKS, "-o", "OUT/ranks.json"], ["report", *RANKS, "--format", "csv"],
     ["sql", *RANKS, "select name, sum(duration) from activities group by name"],
 ]  # fmt: skip
 """Commands; OUT is the folder of outputs."""

@@ -27,7 +27,7 @@ VERBS = (
     ("label", "--eager", "INPUT", "-o", "OUT/labelled.pftrace"), ("label", "--eager", "GOOD"),
     ("label", "--graph", "OUT/graph.html"),
     ("collectives", "--warm-up", "keep"), ("compile", "--autotuning", "detail"), ("streams", "--expect", "GEMM>=2"),
-    ("ranks",), ("ranks", "--what-if", "--clocks"), ("ranks", "-o", "OUT/ranks.html"),
+    ("ranks",), ("ranks", "--what-if", "--clocks"), ("ranks", "-o", "OUT/ranks.json"),
     ("ingest", "-o", "OUT/a.store"), ("ingest", "--host", "-o", "OUT/a.store"),
 )  # fmt: skip
 """OUT is a folder, GOOD a sound trace, INPUT the mutated one once more."""

@@ -210,7 +210,7 @@ def test_summaries_that_lack_what_every_row_has(
     for path in (store / SUMMARIES / summary).glob("*.parquet"):
         frame = pl.read_parquet(path)
         frame.with_columns(pl.lit(None, frame.schema[column]).alias(column)).write_parquet(path)
-    words = [str(tmp_path / "ranks.html") if word == "OUT" else word for word in arguments]
+    words = [str(tmp_path / "ranks.json") if word == "OUT" else word for word in arguments]
     told = output(capsys, *words, store, code=2)[1]
     assert f"cannot be read (rows of the table {summary.removeprefix('ranks_').removeprefix('report_')} " in told
     assert f"without {column})" in told

@@ -13,6 +13,7 @@ from polars.testing import assert_frame_equal
 import thence
 from helpers import DATA, FSDP, TORCH, kernel, launch, output, written
 from stores import stored
+from thence.analysis.ranks import timeline_rows
 from thence.errors import DamagedInput, InputError, MissingData, UsageError
 from thence.model.places import BY
 from thence.store import store as reading
@@ -119,6 +120,30 @@ def test_late_ranks_are_found_from_summaries_as_from_files(
     assert len(found["ranks"]) == 4
     for key in expected.keys() - set(named):
         assert found[key] == expected[key], key
+
+
+def test_a_page_of_many_ranks_reads_the_tables_of_two(
+    job: Path, files: thence.Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeline_rows, "MOST_IN_FULL", 2)
+    read: list[str] = []
+    original = reading.rows_of
+    monkeypatch.setattr(reading, "rows_of", lambda path, new: read.append(path.name) or original(path, new))
+    page = thence.open(job).page()
+    assert len(set(read)) == 2
+    assert "which makes the others wait most, and rank " in page.in_full
+    assert page.summary.ranks == page.whole.ranks == 4
+    assert page.summary.sum_ns == files.report().sum_ns
+    assert page.timeline.lanes["rank"].n_unique() == page.summaries["label"].ranks == 2
+    late, steps = page.job.result, page.steps.result
+    assert late is not None
+    assert late.ranks.height == 4
+    assert steps is not None
+    mean = files.steps().frame.group_by("step").agg(pl.col("duration").mean())["duration"].sum()
+    assert steps.rows.select(pl.sum_horizontal("compute_ns", "exposed_ns", "idle_ns").sum()).item() == pytest.approx(
+        mean - steps.too_long["duration_ns"].sum()
+    )
+    assert page.idle.result is None
 
 
 @pytest.mark.parametrize(

@@ -208,6 +208,7 @@ def result_options(
     top: int | None = None,
     forms: Callable[[_Command], _Command] = format_option,
     without: str = "2,000",
+    hint: str = "",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """``-o``, ``--force``, ``--format`` and ``--top``, as one parameter ``result``.
 
@@ -217,6 +218,7 @@ def result_options(
         top: rows that a table shows without ``--top``; None: the verb decides.
         forms: the option ``--format``, if a verb has other formats.
         without: if ``top`` is None, how many rows are shown without ``--top``, in words for ``--help``.
+        hint: what the error about another ending adds.
     """
 
     def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -224,7 +226,7 @@ def result_options(
         def called(output: str | None, **given: Any) -> Any:
             force, form, rows = given.pop("force"), given.pop("form"), given.pop("top")
             if output is not None:
-                form = _form(output, endings)
+                form = _form(output, endings, hint)
                 check_output(output, force=force)
             source = click.get_current_context().get_parameter_source("top")
             most = rows if source is ParameterSource.COMMANDLINE else None
@@ -252,10 +254,10 @@ def result_options(
     return decorated
 
 
-def _form(output: str, endings: Mapping[str, str]) -> str:
+def _form(output: str, endings: Mapping[str, str], hint: str) -> str:
     form = endings.get(Path(output).suffix.lower())
     if form is None:
-        raise UsageError(f"{output}: the name must end in one of {', '.join(endings)}")
+        raise UsageError(f"{output}: the name must end in one of {', '.join(endings)}{hint}")
     return form
 
 

@@ -21,7 +21,7 @@ _EXAMPLES = """\b
 Examples:
   thence ranks traces/                       all ranks of a job
   thence ranks traces/ --format json
-  thence ranks traces/ -o ranks.html         heat map of ranks and steps
+  thence report traces/ -o report.html       heat map of ranks and steps, on the page of the report
   thence ranks traces/ --what-if             the step without a straggler's delay, replayed
 
 A straggler makes others wait for more than 2 % of a step on average, and for more than random
@@ -49,7 +49,7 @@ _CLOCKS = {
     "residual_p90_ns": "residual p90",
     "instances": "collectives",
 }
-_ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".csv": "csv"}
+_PAGE = "; the ranks are on the page that thence report INPUT -o OUT.html writes"
 
 
 @click.command("ranks", cls=VerbCommand, epilog=_EXAMPLES)
@@ -61,18 +61,14 @@ _ENDINGS = {".html": "html", ".htm": "html", ".json": "json", ".csv": "csv"}
     help="Also replay the job without each straggler's delay (reads all ranks' activities).",
 )
 @click.option("--clocks", is_flag=True, help="Also list offset, drift and residual of each clock.")
-@result_options(_ENDINGS, "File ending in .html (heat map of ranks and steps), .json or .csv.", without="10")
+@result_options(without="10", hint=_PAGE)
 def command(inputs: Inputs, what_if: bool, clocks: bool, result: Result) -> None:  # noqa: FBT001 - click flags
     """Who made the other ranks wait, how long, since which step, and why."""
     trace = inputs.open()
     job = trace.ranks()
     replayed = _replayed(trace, job) if what_if else []
     notes = [text for _, text in replayed]
-    if result.form == "html":
-        from thence.writers.page.ranks_page import ranks_html
-
-        result.text(ranks_html(job, trace.meta.inputs, [*notes, *job.all_notes()]))
-    elif result.form == "table":
+    if result.form == "table":
         if not (what_if or job.stragglers.is_empty()):
             notes.append("--what-if replays the steps without the delay")
         offsets = (TableView(job.clocks.rows, _CLOCKS),) if clocks and job.clocks.rows.height else ()

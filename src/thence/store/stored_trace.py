@@ -14,19 +14,23 @@ from thence.model.selection import Selection
 from thence.model.tables import STEP_KINDS
 from thence.store.summaries import SUMMARISED_BY
 from thence.trace import Trace
+from thence.units import several
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from thence.analysis.explain.answer import Explanation
     from thence.analysis.idle.answer import IdleTime
     from thence.analysis.memory.answer import Memory
     from thence.analysis.programs.compilation import Compilation
     from thence.analysis.ranks.answer import Job
     from thence.analysis.report.headline import Headline
+    from thence.analysis.report.page import Page
     from thence.analysis.report.summary import Summary
     from thence.analysis.roofline import Roofline
     from thence.analysis.soundness.findings import Soundness
     from thence.analysis.steps.answer import StepTable
+    from thence.analysis.steps.over_time import StepsOverTime
     from thence.analysis.whatif.answer import WhatIf
     from thence.model.attributed import Attributed
     from thence.model.peaks import Peaks
@@ -194,6 +198,59 @@ class StoredTrace(Trace):
         if devices.height < 2 and late.result is not None and not late.result.shown.missing:
             late = ResultOrReason(None)
         return headline_of_summaries(tables, self._soundness, late, times)
+
+    def page(self) -> Page:
+        """As `Trace.page`; of many ranks, the tables of two are read, and the summaries of all."""
+        from thence.analysis.ranks import timeline_rows
+        from thence.model.answer import ResultOrReason, result_or_reason
+
+        few = self.selection.ranks or len(self.rank_numbers) <= timeline_rows.MOST_IN_FULL
+        if few or not self._ranks_only:
+            return super().page()
+        job = self.ranks()
+        slowest, middle = (rank for rank, _ in timeline_rows.opened(job))
+        page = self.selected(Selection(ranks=tuple(sorted({slowest, middle})))).page()
+        of_all: tuple[By, ...] = ("kernel", "rank")
+        compared = "" if slowest == middle else f", and rank {middle}, with which it is compared"
+        return replace(
+            page,
+            headline=self.headline,
+            whole=self.report("kernel"),
+            summaries={**page.summaries, **{by: self.report(by) for by in of_all}},
+            steps=result_or_reason(self._steps_over_time),
+            job=ResultOrReason(job),
+            soundness=self._soundness,
+            explanation=self._explained_by_summaries(job),
+            in_full=f"of rank {slowest}, which makes the others wait most{compared}",
+            of_all=of_all,
+        )
+
+    def _explained_by_summaries(self, job: Job) -> Explanation:
+        """The findings that need no tables."""
+        from thence.analysis.explain.answer import Composed, explanation
+        from thence.model.answer import ResultOrReason
+
+        kernels = self.report("kernel")
+        reason = f"the job has {several(len(self.rank_numbers), 'rank')}, whose tables are not read together"
+        one = ResultOrReason[Any](None, reason)
+        composed = Composed(
+            self._soundness, self.headline, kernels, kernels, one, ResultOrReason(job), one, one, one, one,
+            devices=kernels.devices, named=str(self.store.root),
+        )  # fmt: skip
+        return self._answer(replace(explanation(composed), not_answered=()))  # the two ranks' sections may answer it
+
+    def _steps_over_time(self) -> StepsOverTime:
+        from thence.analysis.report.headline import steps_of_summaries
+        from thence.analysis.steps.over_time import steps_over_time
+
+        if not self._ranks_only:
+            return super()._steps_over_time()
+        with self.store.reading():
+            frames = self.store.lateness()
+            found = steps_of_summaries({name: frames[name].collect() for name in ("devices", "steps")})
+        if found is None:
+            raise MissingData(f"{self.store.root}: holds no steps")
+        return steps_over_time(found)
 
     def sql(self, query: str) -> pl.DataFrame:
         """As `Trace.sql`, as a lazy query over the files of all ranks, which reads only what the query needs.

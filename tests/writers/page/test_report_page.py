@@ -12,7 +12,10 @@ import pytest
 
 import thence
 from helpers import DATA, FSDP, STACK, kernel, launch, opened, run_thence, shared
+from thence.analysis import roofline
 from thence.analysis.idle.host_causes import REASON_TITLES
+from thence.analysis.report import summary
+from thence.analysis.whatif import answer as whatif
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,20 +24,24 @@ if TYPE_CHECKING:
 JAX = DATA / "jax"
 SECTIONS = [
     "findings",
-    "timeline",
+    "run",
+    "ranks",
     "time",
-    "use",
-    "idle",
-    "memory",
     "flame",
-    "streams",
+    "idle",
+    "timeline",
+    "gains",
     "collectives",
+    "streams",
     "programs",
     "compile",
+    "use",
+    "memory",
     "spread",
     "attribution",
 ]
-OF_ONE_GPU = [name for name in SECTIONS if name not in ("memory", "collectives", "programs", "compile")]
+NOT_OF_ONE_GPU = ("ranks", "memory", "collectives", "programs", "compile")
+OF_ONE_GPU = [name for name in SECTIONS if name not in NOT_OF_ONE_GPU]
 MAX_BYTES = 600_000
 """Of the page of a trace of 180 kB; it was 5,060,000 with a library for charts in it."""
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -86,17 +93,20 @@ def test_idle_time_without_a_place_is_in_words(tmp_path: Path) -> None:
 def test_every_section_of_four_ranks() -> None:
     page = shared(*FSDP).report_html()
     content, outline = data(page), Outline(page)
-    assert outline.sections == [name for name in SECTIONS if name not in ("memory", "programs", "compile")]
+    assert outline.sections == [name for name in SECTIONS if name not in ("memory", "gains", "programs", "compile")]
     assert set(outline.places) == set(content["tables"])
     assert charts(page) == [
-        "Roofline",
-        "Time of each stream by group of kernels",
-        "Streams busy at once",
+        "The recording",
+        "Steps over time",
+        "A step of each rank",
         "Last arrivals",
         "Wait for the last device",
         "How many waited for how long",
         "Wait against message size",
         "Bus bandwidth against message size",
+        "Time of each stream by group of kernels",
+        "Streams busy at once",
+        "Roofline",
         "Spread of durations of the same computation",
     ]
     tables = {"by-kernel", "by-label", "by-rank", "sizes", "last-arrivals"}
@@ -107,6 +117,30 @@ def test_every_section_of_four_ranks() -> None:
         "The trace holds no compilation; nsys-jax and thence record hold XLA's compile phases.",
     ]
     assert "No warnings." in page
+
+
+def test_what_several_parts_need_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    for module, name in ((summary, "summarize"), (roofline, "roofline"), (whatif, "what_if")):
+        original = getattr(module, name)
+
+        def counted(trace: Any, *more: Any, original: Any = original, name: str = name) -> Any:
+            asked.append(f"{name} of {len(trace.gpu)} activities {more[0] if name != 'what_if' else ''}")
+            return original(trace, *more)
+
+        monkeypatch.setattr(module, name, counted)
+    thence.open(STACK).report_html()
+    assert {"summarize", "roofline", "what_if"} <= {text.split()[0] for text in asked}
+    assert len(asked) == len(set(asked)), sorted(asked)
+
+
+def test_parts_of_a_model_are_a_tree_first() -> None:
+    """Each row has the time of everything inside, so the rows of the first level add up to the attributed time."""
+    trace = thence.open(STACK)
+    table = data(trace.report_html())["tables"]["by-module"]
+    assert table["columns"][3]["title"] == "total, with everything inside"
+    outermost = [row[3] for row in table["rows"] if not row[0].startswith("\u2003")]
+    assert sum(outermost) == trace.select(steps="typical").tables.gpu["duration"].sum()
 
 
 def test_use_of_the_gpu_is_shown_or_said_to_be_unknown() -> None:
@@ -129,7 +163,7 @@ def test_memory_is_a_section_with_a_chart_of_areas() -> None:
 def test_every_section_of_a_jax_program() -> None:
     page = thence.open(JAX / "jax_fsdp2.xplane.pb.gz").report_html()
     content = data(page)
-    assert Outline(page).sections == [name for name in SECTIONS if name != "compile"]
+    assert Outline(page).sections == [name for name in SECTIONS if name not in ("gains", "compile")]
     assert {"Busy and idle time of each program", "Bus bandwidth against message size"} <= set(charts(page))
     assert content["tables"]["programs"]["rows"][0][0]
 
@@ -172,7 +206,9 @@ def test_no_name_becomes_markup(tmp_path: Path) -> None:
 def test_a_section_without_content_is_left_out(tmp_path: Path) -> None:
     """One kernel: no computation ran twice, nothing was idle, one device has no collectives."""
     page = opened(tmp_path, [launch(1, 1), kernel(1, 10)]).report_html()
-    assert Outline(page).sections == ["findings", "timeline", "time", "flame", "streams", "attribution"]
+    assert Outline(page).sections == [
+        "findings", "time", "flame", "timeline", "gains", "streams", "attribution",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("ranks", [FSDP, FSDP[:2]], ids=["transfers", "whole kernels"])

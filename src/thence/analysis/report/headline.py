@@ -177,6 +177,11 @@ class RunPart:
     autotuning_ns: Ns
 
     @property
+    def title(self) -> str:
+        """The name of the part in words."""
+        return _PART_WORDS.get(self.part, self.part)
+
+    @property
     def text(self) -> str:
         """The part in words: ``start-up 18.1 s (compiling 15.2 s)``."""
         inside = [
@@ -188,8 +193,7 @@ class RunPart:
             )
             if ns >= max(SHOWN_SHARE * self.ns, 1)
         ]
-        name = _PART_WORDS.get(self.part, self.part)
-        return f"{name} {format_ns(self.ns)}" + (f" ({', '.join(inside)})" if inside else "")
+        return f"{self.title} {format_ns(self.ns)}" + (f" ({', '.join(inside)})" if inside else "")
 
     def to_json(self) -> dict[str, Any]:
         """The part as JSON values."""
@@ -352,17 +356,13 @@ def headline_of_summaries(
         late: late ranks, or why they were not looked for.
         times: the table step_times of all ranks.
     """
-    kinds = summaries["devices"]["step_kind"].drop_nulls()
-    frame = summaries["steps"].sort("rank", "device", "start")
-    if kinds.is_empty():
-        figures, no_steps, windows = None, NO_STEPS, frame
-        length = max(int(frame["duration"].sum()), 1)
-        busy, exposed = (int(frame[name].sum()) / length for name in ("busy_ns", "exposed_ns"))
+    found = steps_of_summaries(summaries)
+    if found is None:
+        windows = summaries["steps"].sort("rank", "device", "start")
+        figures, no_steps = None, NO_STEPS
+        length = max(int(windows["duration"].sum()), 1)
+        busy, exposed = (int(windows[name].sum()) / length for name in ("busy_ns", "exposed_ns"))
     else:
-        kind = str(kinds.mode().sort()[0])
-        frame = frame.rename({"step": "row", "name": "step"})
-        frame = frame.with_columns(left_out_of_windows(frame, endless=kind in ENDLESS))
-        found = Steps(frame, kind)
         figures, no_steps = step_figures(found, soundness), ""
         busy, exposed = figures.busy_share, figures.exposed_share
         windows = found.typical.rename({"row": "step", "step": "name"})
@@ -377,6 +377,16 @@ def headline_of_summaries(
         causes = _in_plain_step(causes or {}, recorded_idle, figures.idle_share)
     shares = _Shares(busy, exposed, causes, "" if figures else "the ranks' summaries do not tell")
     return _headline(figures, no_steps, shares, soundness, late, ())
+
+
+def steps_of_summaries(summaries: Mapping[str, pl.DataFrame]) -> Steps | None:
+    """The steps of a job, from the summaries of its ranks (see `headline_of_summaries`); None if it has none."""
+    kinds = summaries["devices"]["step_kind"].drop_nulls()
+    if kinds.is_empty():
+        return None
+    kind = str(kinds.mode().sort()[0])
+    frame = summaries["steps"].sort("rank", "device", "start").rename({"step": "row", "name": "step"})
+    return Steps(frame.with_columns(left_out_of_windows(frame, endless=kind in ENDLESS)), kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,15 +16,21 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
 from thence.analysis.collectives.answer import with_device_names
 from thence.analysis.explain.answer import gain_text
 from thence.model.kernel_names import short_names
+from thence.model.places import TABLE_KINDS_XLA
 from thence.model.tables import named_inputs
+from thence.model.words import WORDS
 from thence.units import format_count, format_ns, format_share
-from thence.writers.charts import results
+from thence.writers.charts import results, runs
 from thence.writers.page.flame_page import flame_html
+from thence.writers.page.ranks_data import heat_map, heat_notes, rank_tables, reason_tables
 from thence.writers.page.report_tables import (
     COMPILE_FIELDS,
+    GAIN_FIELDS,
     GROWTH_FIELDS,
     IDLE_CAUSE_FIELDS,
     IDLE_FIELDS,
@@ -55,8 +61,6 @@ from thence.writers.text.summary import activity_counts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    import polars as pl
-
     from thence.analysis.explain.finding import Finding
     from thence.analysis.report.page import Page
     from thence.analysis.report.summary import Summary, Totals
@@ -74,6 +78,7 @@ def report_html(page: Page) -> str:
     page = dataclasses.replace(page, timeline=shown)
     sections = [section for section in (make(page) for make in SECTIONS) if section is not None]
     tables = {name: data for section in sections for name, data in section.tables.items()}
+    maps = {section.name: section.heat for section in sections if section.heat is not None}
     return filled(
         "report.html",
         {
@@ -81,7 +86,7 @@ def report_html(page: Page) -> str:
             "body": _body(page, sections),
             "flame": escape(flame_html(page.flame.largest(_FLAME_NODES))),
             "timeline": timeline,
-            "data": as_data(json.dumps({"tables": tables}, separators=(",", ":"))),
+            "data": as_data(json.dumps({"tables": tables, "maps": maps}, separators=(",", ":"))),
         },
     )
 
@@ -94,8 +99,10 @@ def _inputs(page: Page) -> str:
 
 
 def _body(page: Page, sections: Iterable[Section]) -> str:
-    content = "".join(section.to_html() for section in sections)
-    return f"{_header(page)}<main>{_left_out(page)}{_unsound(page)}{_strip(page)}{content}</main>"
+    content = "".join(section.to_html(page.in_full) for section in sections)
+    links = "".join(f'<a href="#{section.name}">{escape(section.title)}</a>' for section in sections)
+    navigation = f'<nav aria-label="Sections">{links}</nav>'
+    return f"{_header(page)}<main>{_left_out(page)}{_unsound(page)}{_strip(page)}{navigation}{content}</main>"
 
 
 def _header(page: Page) -> str:
@@ -147,9 +154,12 @@ def _strip(page: Page) -> str:
     kinds = sorted(page.summary.attributed_ns.items(), key=lambda item: -item[1])
     lines = "".join(f"<span>{escape(kind)} <b>{format_share(ns, page.summary.sum_ns)}</b></span>" for kind, ns in kinds)
     attributed = f'<div class="card wide"><h2>Attributed</h2><div class="kinds">{lines}</div></div>'
-    sentences = [line for line in (headline.rest, headline.plain_text, headline.late) if line]
+    late = "" if page.job.result is not None else headline.late  # which its section states
+    sentences = [line for line in (headline.rest, headline.plain_text, late) if line]
     if headline.steps is not None:
         sentences.insert(0, f"steps: {headline.steps.basis}")
+    if page.soundness.sound:
+        sentences.append(page.soundness.verdict)
     verdict = f'<p class="verdict">{escape(printable(headline.verdict.text))}</p>'
     strip = "".join(_card(*card) for card in cards) + attributed
     return f'{verdict}<div class="strip">{strip}</div>{notes(sentences)}'
@@ -201,7 +211,8 @@ def _communication_card(page: Page) -> _Card:
     rest = f"{hidden} of communication is hidden"
     if steps is not None:
         share = steps.exposed_share
-        return "Exposed communication", format_share(share, 1), f"of a step; {rest}", share
+        of_step = "of a step" if page.in_full else f"of a step; {rest}"
+        return "Exposed communication", format_share(share, 1), of_step, share
     share = exposed / max(page.whole.span_ns, 1)
     return "Exposed communication", format_ns(exposed), f"of the span; {rest}", share
 
@@ -212,7 +223,9 @@ def _card(title: str, value: str, note: str, share: float | None) -> str:
         if not value.endswith("%"):
             note = f"{format_share(share, 1)} {note}"
         meter = f'<i class="meter"><i style="width:{min(100 * share, 100):.1f}%"></i></i>'
-    return f'<div class="card"><h2>{title}</h2><p class="value">{value}</p>{meter}<p class="note">{note}</p></div>'
+    meaning = WORDS.get(title.lower().removesuffix(" communication"))
+    shown = title if meaning is None else f'<span class="term" title="{escape(meaning)}">{title}</span>'
+    return f'<div class="card"><h2>{shown}</h2><p class="value">{value}</p>{meter}<p class="note">{note}</p></div>'
 
 
 # ---- The sections
@@ -227,16 +240,25 @@ class Section:
         title: heading.
         html: content, in which texts of a trace are escaped. `_table` returns the places that the script fills.
         tables: tables from `thence.writers.page.report_tables.frame_data`, by the names that were passed to `_table`.
+        heat: the heat map of the section, which the script draws into the element ``heat-map``.
+        of_all: whether it is of all ranks, also where a page has the tables of few.
     """
 
     name: str
     title: str
     html: str
     tables: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    heat: dict[str, Any] | None = None
+    of_all: bool = False
 
-    def to_html(self) -> str:
-        """The section with its heading."""
+    def to_html(self, in_full: str = "") -> str:
+        """The section with its heading.
+
+        Args:
+            in_full: as `Page.in_full`.
+        """
         heading = f'<h2 id="{self.name}-title">{escape(self.title)}</h2>'
+        heading += "" if self.of_all or not in_full else notes([in_full])
         return f'<section id="{self.name}" aria-labelledby="{self.name}-title">{heading}{self.html}</section>'
 
 
@@ -263,7 +285,37 @@ def _findings(page: Page) -> Section | None:
         return None
     items = "".join(_finding(page, finding) for finding in found.findings[:_MAX_FINDINGS])
     missing = (f"not answered: {n.question}: {n.reason}; {n.how}" for n in found.not_answered)
-    return Section("findings", "Findings", f'<ul class="findings">{items}</ul>' + notes(missing))
+    return Section("findings", "Findings", f'<ul class="findings">{items}</ul>' + notes(missing), of_all=True)
+
+
+def _run(page: Page) -> Section | None:
+    """The recording as a band, and its steps over time."""
+    charts = []
+    if sum(part.ns > 0 for part in page.headline.run) > 1:
+        charts.append(runs.run_chart(page.headline.run))
+    if page.steps.result is not None and page.steps.result.rows.height > 1:
+        charts.append(runs.steps_chart(page.steps.result))
+    return Section("run", "The run", "".join(map(_place, charts)), of_all=True) if charts else None
+
+
+def _ranks(page: Page) -> Section | None:
+    """Who is late and why, what a step of each rank is made of, a heat map of ranks and steps, and every rank."""
+    job = page.job.result
+    if job is None:
+        return None
+    html = f'<p class="statement">{escape(printable(job.statement))}</p>'
+    tables = {}
+    for name, sentence, data in reason_tables(job) if job.stragglers.height else ():
+        tables[name] = data
+        html += f"<h3>{escape(printable(sentence))}</h3>{_table(name, sentence)}"
+    heat = heat_map(job)
+    html += _place(runs.ranks_chart(job))
+    if heat is not None:
+        html += f'<h3>Ranks and steps</h3><div id="heat-map"></div>{notes(heat_notes(job))}'
+    for name, title, data in rank_tables(job):
+        tables[name] = data
+        html += f"<h3>{title}</h3>{_table(name, title)}"
+    return Section("ranks", "Ranks", html + notes(job.all_notes()), tables, heat, of_all=True)
 
 
 def _finding(page: Page, finding: Finding) -> str:
@@ -289,7 +341,7 @@ def _time(page: Page) -> Section:
     The section on attribution also lists the other kinds.
     """
     divisions = [by for by, s in page.summaries.items() if s.rows["attributed"].any()]
-    divisions.sort(key=lambda by: by != page.default_kind)
+    divisions.sort(key=_order(page.default_kind))
     titles = {by: _tab_title(page.summaries[by]) for by in divisions}
     buttons = "".join(
         f'<button type="button" role="tab" id="tab-{by}" aria-controls="panel-{by}">{escape(title)}</button>'
@@ -305,9 +357,17 @@ def _time(page: Page) -> Section:
             place = _table(name, f"GPU time by {title}{f': {form}' if form else ''}")
             more = f"<details><summary>{escape(form)}</summary>{place}</details>"
             parts += more if form else place
+        parts = (notes([page.in_full]) if page.in_full and by not in page.of_all else "") + parts
         panels += f'<div role="tabpanel" id="panel-{by}" aria-labelledby="tab-{by}">{parts}</div>'
     tabs = f'<div class="tabs" role="tablist" aria-label="GPU time by">{buttons}</div>'
-    return Section("time", "GPU time", notes(_of_steps(page)) + tabs + panels, tables=tables)
+    return Section("time", "Where the GPU time goes", notes(_of_steps(page)) + tabs + panels, tables, of_all=True)
+
+
+def _order(first: str) -> Callable[[str], int]:
+    """The order of tabs: the most informative kind, what names places in the program, and kernels and ranks last."""
+    kinds = (first, *TABLE_KINDS_XLA)
+    last = ("kernel", "rank")
+    return lambda by: kinds.index(by) if by in kinds else len(kinds) + (1 + last.index(by) if by in last else 0)
 
 
 def _of_steps(page: Page) -> list[str]:
@@ -319,15 +379,17 @@ def _of_steps(page: Page) -> list[str]:
 
 
 def _tables_of(summary: Summary) -> dict[str, dict[str, Any]]:
-    """The tables of a kind of place: one, or for the parts of a model, folded layers, a tree, and every layer."""
+    """The tables of a kind of place: one, or for the parts of a model, a tree of folded layers, these, and all rows."""
     folded = summary.folded
     if folded is None:
         return {"": summary_data(summary)}
-    tree = {"As a tree": tree_data(summary)} if summary.rows.height <= _MAX_TREE else {}
-    if not folded["layers"].count():
-        return {"": summary_data(summary), **tree}
-    rows = format_count(summary.rows.height)
-    return {"": folded_data(summary, folded), **tree, f"Every layer: {rows} rows": summary_data(summary)}
+    rows = {f"Every row: {format_count(summary.rows.height)}": summary_data(summary)}
+    if folded["layers"].count():
+        rows = {f"Without inclusive time: {format_count(folded.height)} rows": folded_data(summary, folded), **rows}
+    if summary.rows.height <= _MAX_TREE:
+        return {"": tree_data(summary), **rows}
+    (_, first), *rest = rows.items()
+    return {"": first, **dict(rest)}
 
 
 def _tab_title(summary: Summary) -> str:
@@ -374,7 +436,9 @@ def _memory(page: Page) -> Section | None:
 
 def _idle(page: Page) -> Section | None:
     """Idle time by cause and by place, idle time after calls that emptied the queue, and waits for the last rank."""
-    idle = page.idle
+    idle = page.idle.result
+    if idle is None:
+        return None
     if idle.causes.is_empty() and idle.waits.is_empty() and idle.late.is_empty() and not idle.notes:
         return None
     tables = {
@@ -437,6 +501,17 @@ def _collectives(page: Page) -> Section | None:
         _pair(places) + _table("sizes", "collectives by size") + notes(filter(None, texts)),
         tables,
     )
+
+
+def _gains(page: Page) -> Section | None:
+    """The changes with the largest predicted gain."""
+    found = page.gains.result
+    if found is None or found.rows.is_empty():
+        return None
+    rows = found.rows.drop_nulls("after_ns").with_columns(change=pl.format("{} without time", "change"))
+    name, title = "gains", "What would help"
+    html = notes(["each change alone, predicted by replaying the program"]) + _table(name, title)
+    return Section(name, title, html + notes(found.remarks()), {name: frame_data(rows, GAIN_FIELDS)})
 
 
 def _programs(page: Page) -> Section | None:
@@ -525,7 +600,7 @@ def _missing(page: Page) -> Iterator[str]:
     used = page.roofline.result
     if used is not None and used.modelled_share < _LEAST_MODELLED and not used.reasons.is_empty():
         yield f"FLOP and bytes of the work are not known: {used.reasons['text'][0]}."
-    for part in (page.collectives, page.programs, page.compilation, page.roofline):
+    for part in (page.idle, page.collectives, page.programs, page.compilation, page.roofline):
         if part.result is None:
             reason = part.reason.removeprefix(prefix)
             sentence = f"The trace {reason}" if reason.startswith(("holds ", "describes ")) else reason
@@ -534,16 +609,19 @@ def _missing(page: Page) -> Iterator[str]:
 
 SECTIONS: tuple[Callable[[Page], Section | None], ...] = (
     _findings,
-    _timeline,
+    _run,
+    _ranks,
     _time,
-    _use,
-    _idle,
-    _memory,
     _flame,
-    _streams,
+    _idle,
+    _timeline,
+    _gains,
     _collectives,
+    _streams,
     _programs,
     _compilation,
+    _use,
+    _memory,
     _spread,
     _attribution,
 )

@@ -34,12 +34,14 @@ class Field:
         title: heading.
         kind: how a value is shown: text, count, ns, share, bytes, gbps or number.
         bar: whether a bar next to the value shows its size.
+        word: the term of `WORDS` that explains the column, if it is not the title.
     """
 
     column: str
     title: str
     kind: str
     bar: bool = False
+    word: str = ""
 
 
 # The columns of each table.
@@ -134,6 +136,15 @@ LAST_ARRIVAL_FIELDS = (
     Field("late_ns_mean", "mean after first", "ns"),
     Field("late_ns_max", "largest", "ns"),
 )
+GAIN_FIELDS = (
+    Field("change", "change", "text"),
+    Field("before_ns", "step", "ns"),
+    Field("after_ns", "would take", "ns"),
+    Field("gain_ns", "gain", "ns", bar=True),
+    Field("gain_share", "of a step", "share"),
+    Field("low_share", "at least", "share"),
+    Field("high_share", "at most", "share"),
+)
 PROGRAM_FIELDS = (
     Field("name", "program", "text"),
     Field("executions", "runs", "count"),
@@ -165,15 +176,16 @@ SPREAD_FIELDS = (
 )
 
 
-def frame_data(frame: pl.DataFrame, fields: Sequence[Field], note: str = "") -> dict[str, Any]:
+def frame_data(frame: pl.DataFrame, fields: Sequence[Field], note: str = "", most: int = MAX_ROWS) -> dict[str, Any]:
     """A table of the page as JSON values.
 
     Args:
         frame: the rows, in the order in which they are shown.
         fields: the columns that are shown.
         note: one sentence below the table.
+        most: most rows.
     """
-    shown = frame.head(MAX_ROWS)
+    shown = frame.head(most)
     hidden = frame.height - shown.height
     notes = [note] if note else []
     if hidden:
@@ -187,7 +199,8 @@ def frame_data(frame: pl.DataFrame, fields: Sequence[Field], note: str = "") -> 
 
 def _column(field: Field) -> dict[str, Any]:
     """A column's heading, and what its word means, if `WORDS` explains it: the page shows that on hover."""
-    explained = {"meaning": WORDS[field.title]} if field.title in WORDS else {}
+    meaning = WORDS.get(field.word or field.title)
+    explained = {} if meaning is None else {"meaning": meaning}
     return {"title": field.title, "kind": field.kind, "bar": field.bar} | explained
 
 

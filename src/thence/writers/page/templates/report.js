@@ -51,6 +51,8 @@ function later(place, drawing) { waiting.set(place, drawing); watch.observe(plac
 
 for (const list of document.querySelectorAll(".tabs")) tabs(list);
 for (const place of document.querySelectorAll("[data-table]")) table(place, data.tables[place.dataset.table], place.dataset.title);
+const heat = document.getElementById("heat-map");
+if (heat) heatMap(heat, data.maps.ranks);
 later(document.getElementById("flame-place"), (place) => {
   const page = document.getElementById("flame-page").content.cloneNode(true);
   page.querySelector("iframe").addEventListener("load", matchFlame);

@@ -1,0 +1,129 @@
+"""Charts of a whole run: where its time went, its steps over time, and a step of each of its ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from thence.units import format_ns, format_share, listed, several
+from thence.writers.charts.chart import Chart
+from thence.writers.charts.description import COLOURS, NEUTRAL, Axis, Series
+from thence.writers.text.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from thence.analysis.ranks.answer import Job
+    from thence.analysis.report.headline import RunPart
+    from thence.analysis.steps.over_time import StepsOverTime
+
+_BLUE, _ORANGE, _TEAL, _WINE, _LILAC, _RED, _BROWN, _VIOLET = COLOURS
+_STEPS = "typical steps"
+_BAND = {
+    "start_up": ("start-up", _BROWN),
+    "first": ("first step", _ORANGE),
+    "warm_up": ("warm-up steps", _LILAC),
+    "steps": (_STEPS, _BLUE),
+    "outlier": ("outlying steps", _WINE),
+    "last": ("last step", _TEAL),
+    "between": ("between steps", _VIOLET),
+    "unrecorded": ("not recorded", NEUTRAL),
+    "after": ("after the steps", NEUTRAL),
+}
+"""Name and colour of each part of a run, roughly in the order of time."""
+_MOST_RANKS = 12
+_MOST_NAMED = 4
+
+
+def run_chart(run: Sequence[RunPart]) -> Chart:
+    """The parts of a recording as one bar, with compilation as a part of its own."""
+    whole = max(sum(part.ns for part in run), 1)
+    named = {part.part: part for part in run}
+    series = []
+    for key, (title, colour) in _BAND.items():
+        part = named.get(key)
+        if part is None or not part.ns:
+            continue
+        compiling = min(part.compile_ns, part.ns)
+        busy = f"{format_share(part.ns, whole)} of the recording; GPU busy {format_ns(part.busy_ns)} of it"
+        pieces = (("compiling", compiling, _RED), (title, part.ns - compiling, colour))
+        series += [
+            Series(name, "bar", pl.DataFrame({"name": ["recording"], "ns": [ns], "note": [busy]}), painted)
+            for name, ns, painted in pieces
+            if ns
+        ]
+    return Chart(
+        "The recording",
+        tuple(series),
+        Axis("ns", "", "ns"),
+        Axis("name", scale="rows"),
+        "Mean over the GPUs; parts are in the order of time, equal ones together.",
+        {"recording": format_ns(whole)},
+    )
+
+
+def steps_chart(found: StepsOverTime) -> Chart:
+    """Every step over time: compute, communication that nothing hides, and idle time."""
+    rule = pl.format("{}: not typical ({})", "name", pl.col("left_out").str.replace("_", "-"))
+    rows = found.rows.with_columns(note=pl.coalesce(rule, "name"))
+    parts = (
+        ("compute and copies", "compute_ns", _BLUE),
+        ("exposed communication", "exposed_ns", _ORANGE),
+        ("idle", "idle_ns", NEUTRAL),
+    )
+    series = tuple(
+        Series(name, "column", rows.select("start_ns", "end", "note", duration_ns=column), colour)
+        for name, column, colour in parts
+        if rows[column].sum()
+    )
+    mean = f", mean of {several(found.devices, 'GPU')}" if found.devices > 1 else ""
+    lines = [f"{several(found.steps, 'step')}{mean}."]
+    if found.too_long.height:
+        named = [f"{printable(name)} ({format_ns(ns)})" for name, ns in found.too_long.head(_MOST_NAMED).rows()]
+        more = found.too_long.height - len(named)
+        lines.append(f"Too long to be drawn beside the others: {listed(named)}{f' and {more} more' if more else ''}.")
+    return Chart(
+        "Steps over time",
+        series,
+        Axis("start_ns", "since the first step", "ns"),
+        Axis("duration_ns", "duration", "ns"),
+        "\n".join(lines),
+    )
+
+
+def ranks_chart(job: Job) -> Chart:
+    """What a step of a rank is made of: of the ranks that made the others wait most, and of the rank in the middle."""
+    rows = job.ranks.head(_MOST_RANKS)
+    why = job.reasons[0] if job.reasons else None
+    if why is not None and why.median_rank is not None:
+        compared = (pl.col("rank") == why.median_rank) & (pl.col("device") == why.median_device)
+        rows = pl.concat([rows, job.ranks.filter(compared)]).unique(["rank", "device"], maintain_order=True)
+    name = pl.format("rank {} GPU {}", "rank", "device") + pl.when("straggler").then(pl.lit(" - late")).otherwise(
+        pl.lit("")
+    )
+    rows = rows.with_columns(name=name)
+    parts = (
+        ("compute", "compute_ns", _BLUE), ("waits for others", "exposed_wait_ns", _ORANGE),
+        ("wait or transfer", "unknown_ns", _LILAC), ("transfers", "transfer_ns", _TEAL),
+        ("memcpy", "copy_ns", _BROWN), ("idle", "idle_ns", NEUTRAL),
+    )  # fmt: skip
+    series = tuple(
+        Series(title, "bar", rows.select("name", mean_ns=pl.col(column).fill_null(0)), colour)
+        for title, column, colour in parts
+        if rows[column].sum()
+    )
+    texts = {
+        row["name"]: f"{format_ns(row['step_ns'])}, others wait {format_share(row['caused_share'], 1)}"
+        for row in rows.iter_rows(named=True)
+    }
+    shown = "" if rows.height == job.ranks.height else f"{several(rows.height, 'rank')} of {job.ranks.height:,}. "
+    return Chart(
+        "A step of each rank" if not shown else "A step of the ranks for which the others wait most",
+        series,
+        Axis("mean_ns", f"mean {job.per}", "ns"),
+        Axis("name", scale="rows"),
+        f"{shown}Communication counts where nothing is computed meanwhile. At the right: the mean step, and how "
+        "much of a step others wait for the rank.",
+        texts,
+    )
