@@ -73,9 +73,9 @@ def _runs(trace: Trace, *, finished: bool) -> pl.DataFrame:
     times = trace.tables.step_times.sort("start").with_columns(run=pl.col("recorded").rle_id())
     first = pl.col("run") != pl.col("run").shift(1)
     complete = pl.lit(value=True) if finished else pl.col("run") < pl.col("run").max()
-    return times.with_columns(
-        counts=pl.col("recorded") & ~first.fill_null(value=True) & complete, end=pl.col("start") + pl.col("duration")
-    )
+    # The clocks of begin and duration are two, so a step may seem to end after the next one has begun.
+    end = pl.min_horizontal(pl.col("start") + pl.col("duration"), pl.col("start").shift(-1))
+    return times.with_columns(counts=pl.col("recorded") & ~first.fill_null(value=True) & complete, end=end)
 
 
 def _steps_of_runs(steps: pl.DataFrame, times: pl.DataFrame) -> pl.DataFrame:
