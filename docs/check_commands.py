@@ -49,6 +49,7 @@ WIDTH = "110"
 _LEFT_OUT = (
     (r"(?:thence record|torchrun|python |nsys |xprof)", "needs a GPU"),
     (r"thence mcp\b", "serves until its input ends"),
+    (r"thence top\b|.*summaries\.jsonl", "needs a program that is being recorded"),
     (r"(?:pip|pipx|uvx|uv|git|make|cd|eval|sbatch|srun|man|export)\b", "sets something up"),
     (r".*\| *(?:jq|inferno-flamegraph)\b", "needs a program that is no part of thence"),
     (r".*\$GITHUB_", "needs GitHub Actions"),

@@ -62,6 +62,8 @@ SAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     ),
     "label": (("torch/graphs/compiled_replay.json.gz", "--graph", PAGE),),
     "inside": (("inside/gpu_triton.npz",), ("inside/mosaic.npy",)),
+    "steps": ((_FSDP,), ("watch/node-rank0-100/summaries.jsonl",)),
+    "top": (("watch/", "--once"),),
     "sql": ((_FSDP, "select rank, count(*) as n from gpu group by rank"),),
     "doctor": ((),),
 }

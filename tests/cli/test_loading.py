@@ -85,6 +85,7 @@ def loaded(code: str, *arguments: str | Path) -> set[str]:
         (("sql", _GRAPHS, "select 1"), {"soundness.check"}),
         (("steps", FSDP[0]), {"soundness.check", "steps.answer"}),
         (("streams", _GRAPHS), {"soundness.check", "streams"}),
+        (("top", DATA / "watch", "--once"), set()),
     ],
     ids=lambda value: str(value[0]) if isinstance(value, tuple) else "",
 )

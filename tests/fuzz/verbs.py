@@ -34,6 +34,7 @@ VERBS = (
 OTHERS = {
     "inside": "reads buffers, which are formats of their own here",
     "record": "starts programs",
+    "top": "reads summaries, which are a format of their own here",
     "doctor": "reads no trace",
     "mcp": "serves a folder; what it answers are the verbs above",
     "demo": "reads the trace of the package",

@@ -31,6 +31,7 @@ OTHERWISE = {
     "capture/launcher/first_use.py": "settings that thence passes to a child process",
     "capture/marks/graph_labels.py": "metadata of this process",
     "capture/marks/launch_facts.py": "comments in code that Inductor generated in this process",
+    "capture/session/rank_requests.py": "imported in the recorded process, which does not import msgspec",
     "model/column_file.py": "imported in the recorded process, which does not import msgspec",
     "readers/kineto/events.py": "decoders made once",
     "readers/kineto/rows.py": "a decoder made once",

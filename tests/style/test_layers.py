@@ -35,7 +35,7 @@ LAYERS = (
     {"folding", "opening"},
     {"timing"},
     {"capture.session", "doctor"},
-    {"capture.launcher"},
+    {"capture.launcher", "watch"},
     # The packages that users import give names of all layers, and nothing below imports them.
     {"cli", "__init__", "__main__", "inside.__init__", "integrations", "jax", "torch"},
 )

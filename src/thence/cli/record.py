@@ -148,6 +148,7 @@ def command(
     from thence.capture.recorder.options import RecordOptions
     from thence.model.formats import MEASURED_PEAKS_FILE
     from thence.timing.measured_peaks import measure_into
+    from thence.watch.follow import sidecar
 
     options = RecordOptions(
         launches=True if "launches" in added else False if "launches" in left_out else None,
@@ -168,7 +169,8 @@ def command(
     try:
         if "peaks" in added:
             measure_into(directory / MEASURED_PEAKS_FILE)
-        outcome = run(program, directory, options)
+        with contextlib.nullcontext() if sampling is None else sidecar(directory):
+            outcome = run(program, directory, options)
         recorded = content(directory)
     finally:
         _remove_if_empty(directory)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from thence.cli.inputs import Inputs, trace_options
 from thence.cli.output import Result, result_options
 from thence.cli.verb import VerbCommand
+from thence.errors import UsageError
+from thence.model.selection import Selection
 
 _EXAMPLES = """\b
 Examples:
   thence steps traces/                       every rank of a job
   thence steps trace.json.gz --rank 0 --format csv
+  thence steps run/*/summaries.jsonl         days of a recording that thence record --always made
 
 A step begins on a GPU when the host has begun it and the work of earlier steps has ended; it ends
 when the host has ended it and its own work has finished. Its time is busy or idle; exposed is the part
@@ -29,4 +34,12 @@ which. The statistics of a GPU are of its typical steps: without the first, warm
 @result_options()
 def command(inputs: Inputs, result: Result) -> None:
     """Steps in order of time: duration, busy, exposed communication, idle time by cause; outliers."""
-    result.show(inputs.open().steps())
+    summaries = [path for path in inputs.paths if Path(path).suffix == ".jsonl"]
+    if len(summaries) < len(inputs.paths):
+        result.show(inputs.open().steps())
+        return
+    from thence.watch.history import history
+
+    if inputs.selection != Selection():
+        raise UsageError("summaries.jsonl holds no single steps: leave out --rank, --device, --steps and --program")
+    result.show(history([Path(path) for path in summaries]))

@@ -32,6 +32,7 @@ VERBS = {
     "label": "Label the kernels of CUDA graphs.",
     "inside": "Analyse events recorded inside a kernel.",
     "record": "Run a command and record its GPU work.",
+    "top": "Watch a program that is being recorded; serve metrics.",
     "sql": "Query the tables of a trace with SQL.",
     "mcp": "Serve agents' questions about the traces in a folder (MCP).",
     "doctor": "Check which features work on this machine.",

@@ -114,9 +114,8 @@ LACKING: Mapping[str, frozenset[str]] = MappingProxyType(
 """By table, the columns that recordings of version 1, or of versions before 4, do not have."""
 ACTIVITIES = ("kernels", "copies", "sets")
 """Tables of device activities."""
-REFERRED_TO = ("names", "places", "steps")
-"""Tables of a recording that stay when old windows are deleted: later rows refer to names and places, and steps
-has the times of all steps."""
+REFERRED_TO = ("names", "places")
+"""Tables of a recording that stay when old windows are deleted, because later rows refer to them."""
 
 OPENED, CLOSED, BACKWARD_OPENED, STEP = 0, 1, 2, 3
 """Values of the column ``what`` of the table marks."""

@@ -75,7 +75,7 @@ def test_a_slow_step_is_followed_by_a_window_and_the_limit_is_stated() -> None:
 def test_no_step_of_a_varying_program_is_slow() -> None:
     plan = SampledSteps(Sampling(every=1000, budget=0), lambda: True)
     planned(plan, 900, {number: MS * (1 + number % 3) for number in range(900)})
-    assert plan.requests == []
+    assert not plan.requests
 
 
 @pytest.mark.parametrize("given", [{"every": 3}, {"every": 5, "steps": 2}, {"ring": 0}, {"budget": 1.0}])

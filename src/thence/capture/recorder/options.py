@@ -35,8 +35,8 @@ class Sampling:
         every: steps from the beginning of a window that is recorded to that of the next one, at least.
         steps: steps of a window that count; one more before them is recorded.
         ring: windows that stay on disk, at least; older ones are deleted and counted, except those that were asked for.
-        ring_megabytes: size of what stays on disk, without windows that were asked for; if windows are larger, fewer
-            stay.
+        ring_megabytes: size of what stays on disk; if windows are larger, fewer stay. Windows that were asked for may
+            have as much besides.
         budget: the share of the program's time that the recording may cost, by its own measurement: windows are
             further apart where they would cost more. 0: they are not. Only for processes that are alone, because all
             ranks of a job record the same steps.

@@ -84,6 +84,11 @@ class Parts:
             self.pending_rows += rows
             self.pending_bytes += sum(map(_bytes, columns.values()))
 
+    @property
+    def holds_activities(self) -> bool:
+        """Whether device activities wait for the next part."""
+        return not self._pending.keys().isdisjoint(ACTIVITIES)
+
     def save(self, description: Callable[[], Mapping[str, Any]], names: Mapping[str, Sequence[Any]]) -> None:
         """Writes all pending rows; rows that cannot be written are counted as lost.
 
@@ -93,7 +98,7 @@ class Parts:
             names: the new names, which are written first.
         """
         self.add("names", names)
-        if self.folder is None and self._pending.keys().isdisjoint(ACTIVITIES):
+        if self.folder is None and not self.holds_activities:
             if self.pending_rows > _MAX_WAITING_ROWS:
                 self._lose_all(self._taken())
             return

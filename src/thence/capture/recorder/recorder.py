@@ -56,6 +56,8 @@ _ROUND_SECONDS = 0.05
 """Lower bound for the longest duration of a round of parts; records that come during a round wait for the next one."""
 _MAX_WINDOW_SECONDS = 10.0
 """How long parts of a sampled window wait for its end."""
+_REST_SECONDS = 30.0
+"""How much longer parts without activities wait, where steps are sampled."""
 _LOOK_SECONDS = 0.25
 """Longest time between two calls of `looks`: the delay at which SIGTERM ends an idle process."""
 _DETACHABLE = 24
@@ -141,6 +143,7 @@ class Recorder:
         self._allocating: set[int] = set()  # numbers of the names of `_ALLOCATES`
         self._graphs = False  # whether CUDA graphs were captured, built or launched while CUPTI was attached
         self._began_ns = 0
+        self._began = 0.0
         self._stopped_ns: int | None = None
         self._due = 0.0
         self._flushes = True
@@ -438,7 +441,8 @@ class Recorder:
     # The thread that reads and writes.
 
     def _work(self) -> None:
-        self._due = time.monotonic() + self._flush_seconds
+        self._began = time.monotonic()
+        self._due = self._began + self._flush_seconds
         self._buffers.stock()
         while True:
             filled = self._next()
@@ -452,14 +456,14 @@ class Recorder:
                 work()
                 done.set()
             now = time.monotonic()
-            if now >= self._due and not self._waits_for_window(now):
+            if now >= self._due and not self._waits_for_window(now) and not self._rests(now):
                 # Without a flush, records of threads that launch little would stay in half-full buffers.
                 if self._uses_xla():
                     self.xla_is_used()
                 if self._flushes:
                     self._flush(unfinished=False)
                 self._read_all()
-                age = (time.time_ns() - self._began_ns) / 1e9
+                age = now - self._began
                 self._flush_seconds = min(2 * self._flush_seconds, self._options.flush_seconds)
                 self._flush_seconds = max(self._flush_seconds, age / _SHARE_OF_TIME)
                 self._save()  # states the time to the next round: so much may be lost
@@ -474,6 +478,15 @@ class Recorder:
         sampled = self._options.sampling is not None and self.sampling is not None
         return sampled and not self._paused and now < self._due + _MAX_WINDOW_SECONDS
 
+    def _rests(self, now: float) -> bool:
+        """Whether parts are written later, because nothing was recorded since the last ones: steps are not sampled now.
+
+        A round takes some 10 ms in which the program may wait for the GIL. It would be the largest cost between two
+        windows. A program that is killed loses times of steps that were not recorded.
+        """
+        sampled = self._options.sampling is not None and self._paused and not self.attached
+        return sampled and not self.parts.holds_activities and now < self._due + _REST_SECONDS
+
     def _complete(self) -> None:
         if self._uses_xla():
             self.xla_is_used()
@@ -486,7 +499,8 @@ class Recorder:
         self._stopped_ns = None
 
     def _next(self) -> Filled | None:
-        patience = 0.0 if self._stopping.is_set() else self._due - time.monotonic()
+        now = time.monotonic()
+        patience = 0.0 if self._stopping.is_set() else _LOOK_SECONDS if self._rests(now) else self._due - now
         try:
             return self._buffers.filled.get(timeout=min(max(0.01, patience), _LOOK_SECONDS))
         except queue.Empty:

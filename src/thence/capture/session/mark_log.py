@@ -79,8 +79,8 @@ class MarkLog:
             self.closed(stack.pop())
 
     def step(self, number: int, *, recorded: bool) -> None:
-        """A step of the program begins."""
-        self._moments.began(STEP, number, int(recorded), f"step {number}")
+        """A step of the program begins. It has no name: the names of a recording are kept in memory."""
+        self._moments.began(STEP, number, int(recorded), "")
 
     def take(self, names: Names) -> dict[str, dict[str, Any]]:
         """The events since the last call: rows of ``marks``, begin events before end events, and ``collectives``."""

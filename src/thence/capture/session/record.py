@@ -30,6 +30,7 @@ from thence.capture.recorder.recorder import Recorder
 from thence.capture.session.endings import Endings
 from thence.capture.session.mark_log import MarkLog
 from thence.capture.session.noted_places import NotedPlaces
+from thence.capture.session.rank_requests import RankRequests
 from thence.capture.session.step_plans import AllButWindows, SampledSteps, ScheduledSteps
 from thence.capture.session.step_times import ANNOUNCED, StepTimes, call_on_main_thread
 from thence.capture.session.triggers import Triggers
@@ -111,9 +112,11 @@ class Recording:
         self._known: dict[str, Any] = {}
         self._clocks = ClockSamples()
         self._collects_nvtx = False
+        self._ranks = RankRequests(self._agree, self._step_number)
         self._steps = StepTimes(self, self._plan())
         self._triggers = Triggers(directory, self.request)
         self._announced = 0
+        self._notes_step = True
         self._labelled = 0
 
     @property
@@ -152,9 +155,11 @@ class Recording:
         self._log = MarkLog(recorder.log if recorder.counts else None)
         self._collects_nvtx = self._options.nvtx and collect_nvtx()
         self._xla.look()
+        self._ranks = RankRequests(self._agree, self._step_number)
         self._steps = StepTimes(self, self._plan())
         self._triggers = Triggers(self.directory, self.request)
         self._announced = 0
+        self._notes_step = True
         self._labelled = 0
         self._note_open_marks()
         listen(self._log)
@@ -171,7 +176,10 @@ class Recording:
         self._begin_step()
 
     def request(self, why: str) -> None:
-        """Records a window of steps from the next step on, and keeps it; only where steps are sampled.
+        """Records a window of steps, and keeps it; only where steps are sampled.
+
+        It begins with the next step, or, where `torch.distributed` has several ranks, with a step some seconds ahead
+        that all of them record.
 
         Args:
             why: the reason, which the recording states.
@@ -179,11 +187,19 @@ class Recording:
         if isinstance(self._steps.plan, SampledSteps):
             self._steps.plan.request(why)
 
+    def _agree(self, why: str, step: int) -> None:
+        if isinstance(self._steps.plan, SampledSteps):
+            self._steps.plan.agree(why, step)
+
+    def _step_number(self) -> int:
+        plan = self._steps.plan
+        return plan.number if isinstance(plan, SampledSteps) else 0
+
     def _plan(self) -> StepPlan:
         if self._schedule is not None:
             return ScheduledSteps(self._schedule)
         if self._options.sampling is not None:
-            return SampledSteps(self._options.sampling, _is_alone)
+            return SampledSteps(self._options.sampling, _is_alone, self._ranks.ask)
         return AllButWindows() if self._options.baseline else ScheduledSteps(None)
 
     def step(self) -> None:
@@ -233,6 +249,7 @@ class Recording:
             self._collectives.end()
             self._handover.end()
             self._triggers.end()
+            self._ranks.end()
             self._xla.end()
             recorder.stop(self._steps.end)
             if recorder.folder is not None:
@@ -273,7 +290,7 @@ class Recording:
             ring = self._recorder.parts.ring
             if isinstance(plan, SampledSteps) and ring is not None:
                 self._recorder.sampling = plan.facts()
-                ring.begin_round(plan.windows, [request["window"] for request in plan.requests])
+                ring.begin_round(plan.windows, [request["window"] for request in tuple(plan.requests)])
         if self._recorder is not None and self._recorder.folder is not None:
             self._xla.save(self._recorder.folder)
             self._keep_labels(self._recorder.folder / LABELS_FILE)
@@ -329,7 +346,10 @@ class Recording:
         # Before the program announces a step, steps are those that hooks detect.
         detected = first and self._schedule is None
         recorded = detected or self._steps.begins(frame, self._announced, ANNOUNCED)
-        self._log.step(self._announced, recorded=recorded)
+        # Of the steps that are not recorded, the first ends one that is; the others would only fill the log.
+        if recorded or self._notes_step:
+            self._log.step(self._announced, recorded=recorded)
+        self._notes_step = recorded
         return recorded
 
     def _step_begins(self, frame: FrameType | None, kind: str) -> bool:
@@ -344,6 +364,7 @@ class Recording:
         self._steps.resume_if_overdue()
         if self._options.sampling is not None:
             self._triggers.look()
+            self._ranks.look()
         if self._hooks is not None and self._schedule is None and self.counts.get("kernels") and not jax_uses_cuda():
             self._hooks.look()
 

@@ -12,6 +12,8 @@ from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
+from thence.capture.session.rank_requests import SECONDS_BETWEEN_REQUESTS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -43,6 +45,8 @@ _NORMAL = 1.4826
 _MIN_SECONDS_BETWEEN_SLOW = 60.0
 """Slow steps are followed by a window of their own at most this often."""
 _MAX_INTERVAL = 1_000_000
+_LATEST_REQUESTS = 200
+"""Requests that the description states; earlier ones are counted."""
 
 
 def plain_windows() -> Iterator[tuple[int, int]]:
@@ -155,25 +159,34 @@ class SampledSteps:
     Args:
         sampling: the options.
         alone: returns whether the process is the only one of its job: others would have to record the same steps.
+        share: takes the reason why a window is wanted, and returns whether all ranks will agree on its step.
 
     Attributes:
         interval: steps from the beginning of a window to that of the next one.
         windows: windows that have begun.
-        requests: why windows were recorded out of turn, and before which step.
+        number: of the step that is running.
+        requests: why the latest windows out of turn were recorded, and before which step.
     """
 
     only_plain = on_one_thread = False
     length = 0
 
-    def __init__(self, sampling: Sampling, alone: Callable[[], bool]) -> None:
+    def __init__(
+        self, sampling: Sampling, alone: Callable[[], bool], share: Callable[[str], bool] = lambda _why: False
+    ) -> None:
         self._sampling = sampling
         self._alone = alone
+        self._share = share
         self._steps = 1 + sampling.steps
         self.interval = sampling.every
         self.windows = 0
-        self.requests: list[dict[str, Any]] = []
+        self.number = 0
+        self.requests: deque[dict[str, Any]] = deque(maxlen=_LATEST_REQUESTS)
+        self._requested = 0
         self._begin, self._next = -self._steps, 0
         self._asked: str | None = None
+        self._agreed: tuple[int, str] | None = None
+        self._ask_after = 0.0
         self._slow_after = 0.0
         # The host's times of steps far from windows are not those of the device, so costs are not measured by them.
         self._plain: deque[int] = deque(maxlen=_LATEST_STEPS)
@@ -184,7 +197,8 @@ class SampledSteps:
 
     def records(self, number: int) -> bool:
         """See `StepPlan`."""
-        asked, self._asked = self._asked, None
+        self.number = number
+        asked = self._due(number)
         if number >= self._next:
             # At multiples of the interval: on all ranks the same steps, also if one of them had a window out of turn.
             self._begin = number - number % self.interval
@@ -195,7 +209,18 @@ class SampledSteps:
             self.windows += 1
         if asked is not None:
             self.requests.append({"step": number, "window": self.windows, "why": asked})
+            self._requested += 1
         return number < self._begin + self._steps
+
+    def _due(self, number: int) -> str | None:
+        """Why a window out of turn begins with this step; None if none does."""
+        why = None
+        if self._agreed is not None and number >= self._agreed[0]:
+            (_, why), self._agreed = self._agreed, None
+        elif self._asked is not None and monotonic() >= self._ask_after:
+            why, self._asked = self._asked, None
+            self._ask_after = monotonic() + SECONDS_BETWEEN_REQUESTS
+        return why
 
     def compares(self, number: int) -> bool:
         """See `StepPlan`."""
@@ -203,8 +228,16 @@ class SampledSteps:
         return 0 <= after <= self._steps + _COMPARED or number >= self._next - _COMPARED
 
     def request(self, why: str) -> None:
-        """Record a window from the next step on, and keep it; may be called on any thread."""
-        self._asked = why
+        """Record a window and keep it: from the next step on, or from one on which all ranks agree.
+
+        May be called on any thread. Of several requests within `SECONDS_BETWEEN_REQUESTS` the last one is heard.
+        """
+        if not self._share(why):
+            self._asked = why
+
+    def agree(self, why: str, step: int) -> None:
+        """Record a window from a step on, as the other ranks do; may be called on any thread."""
+        self._agreed = (step, why)
 
     def lasted(self, number: int, duration: int, *, recorded: bool, counted: bool) -> None:
         """See `StepPlan`."""
@@ -213,8 +246,9 @@ class SampledSteps:
         elif self._of_window:
             self._window_lasted([*self._of_window, duration])
         else:
-            self._judge(number, duration)
-            self._latest.append(duration)
+            if self._sampling.slow_steps:
+                self._judge(number, duration)
+                self._latest.append(duration)
             if counted:
                 self._plain.append(duration)
 
@@ -240,16 +274,16 @@ class SampledSteps:
             self._usual = f"{median / 1e6:.3f} ms, their deviation {_NORMAL * deviation / 1e6:.3f} ms"
             self._judged = _JUDGED_EVERY
         self._judged -= 1
-        slow = self._sampling.slow_steps and duration > self._limit
-        if slow and monotonic() >= self._slow_after:
+        if duration > self._limit and monotonic() >= self._slow_after:
             self._slow_after = monotonic() + _MIN_SECONDS_BETWEEN_SLOW
             took = f"{duration / 1e6:.3f} ms"
             self.request(f"step {number} took {took}; the median of {len(self._latest)} before it is {self._usual}")
 
     def again(self) -> StepPlan:
         """See `StepPlan`."""
-        plan = SampledSteps(self._sampling, self._alone)
-        plan.windows, plan.requests = self.windows, self.requests
+        plan = SampledSteps(self._sampling, self._alone, self._share)
+        plan.windows, plan.requests, plan._requested = self.windows, self.requests, self._requested
+        plan._asked, plan._agreed, plan._ask_after = self._asked, self._agreed, self._ask_after
         return plan
 
     def facts(self) -> dict[str, Any]:
@@ -261,7 +295,8 @@ class SampledSteps:
             "steps": self._sampling.steps,
             "interval": self.interval,
             "windows": self.windows,
-            "requests": self.requests,
+            "requests": list(self.requests),
+            "requested": self._requested,
             "plain_step_ns": plain,
             "window_cost_ns": cost,
             "cost_share": None if cost is None or not plain else cost / (self.interval * plain),

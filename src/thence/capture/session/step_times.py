@@ -14,7 +14,8 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from time import time_ns
+from collections import deque
+from time import monotonic_ns, time_ns
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -58,10 +59,12 @@ class _Border(NamedTuple):
 
     Attributes:
         time: Unix ns.
+        moment: ns of a clock that is never set: durations are differences of these.
         event: CUDA event; None for none.
     """
 
     time: int
+    moment: int
     event: Any
 
 
@@ -97,7 +100,7 @@ class StepTimes:
         self._plain = False
         self._switched = -1
         self._began_pause = 0
-        self._latest: list[int] = []
+        self._latest: deque[int] = deque(maxlen=_LATEST)
         self._thread = 0
         self._waiting: list[_Row] = []
         self._rows: list[tuple[int, int, int, bool, bool]] = []
@@ -133,6 +136,9 @@ class StepTimes:
             self._stop_windows("steps begin on several threads")
         self._thread = thread
         number = self._number + 1 if number is None else number
+        before = self._border
+        if before is not None and self._is_far(number, kind, before):
+            return self._begins_far(number, frame, before)
         capturing = _captures()
         border = self._border_of(number, capturing=capturing)
         self._end_step(border)
@@ -145,6 +151,25 @@ class StepTimes:
         if wanted != self._recording:
             self._turn(number, frame, on=wanted)
         self._border = border
+        return self._recording
+
+    def _is_far(self, number: int, kind: str, before: _Border) -> bool:
+        """Whether a step begins after one that was not recorded, and neither is compared: most steps of a long run."""
+        if self._recording or kind != self._kind or self._waiting or before.event is not None:
+            return False
+        return not (self.plan.only_plain or self.plan.compares(number))
+
+    def _begins_far(self, number: int, frame: FrameType | None, before: _Border) -> bool:
+        """As `_begins`, in a few microseconds: the device is not asked."""
+        border = _Border(time_ns(), monotonic_ns(), None)
+        duration = border.moment - before.moment
+        self._latest.append(duration)
+        self.plan.lasted(self._number, duration, recorded=False, counted=False)
+        with self._rows_lock:
+            self._rows.append((self._number, before.time, duration, False, False))
+        self._number, self._border = number, border
+        if self.plan.records(number) and not _captures():  # it was asked for
+            self._turn(number, frame, on=True)
         return self._recording
 
     def _begin_kind(self, kind: str, number: int, border: _Border) -> int:
@@ -166,10 +191,10 @@ class StepTimes:
         """
         if not self.plan.length or self._recording or self._thread != threading.main_thread().ident:
             return
-        longest = max(self._latest, default=0)
+        longest = max(tuple(self._latest), default=0)
         limit = max(_MIN_OVERDUE_NS, _OVERDUE * self.plan.length * longest)
-        if time_ns() - self._began_pause > limit:
-            self._began_pause = time_ns()  # asks again after this time
+        if monotonic_ns() - self._began_pause > limit:
+            self._began_pause = monotonic_ns()  # asks again after this time
             call_on_main_thread(self._resume_now)
 
     def end(self) -> None:
@@ -207,7 +232,7 @@ class StepTimes:
                 self._switch.resume(frame)
                 return
             self._recording = False
-            self._began_pause = time_ns()
+            self._began_pause = monotonic_ns()
         self._switched = number
 
     def _stop_windows(self, why: str) -> None:
@@ -229,13 +254,13 @@ class StepTimes:
 
     def _border_of(self, number: int, *, capturing: bool) -> _Border:
         wanted = not capturing and (self.plan.compares(number) or self.plan.compares(number - 1))
-        return _Border(time_ns(), _event() if wanted else None)
+        return _Border(time_ns(), monotonic_ns(), _event() if wanted else None)
 
     def _end_step(self, border: _Border) -> None:
         before, self._border = self._border, None
         if before is None:
             return
-        self._latest = [*self._latest[1 - _LATEST :], border.time - before.time]
+        self._latest.append(border.moment - before.moment)
         after_switch = self._switched == self._number
         counted = self.plan.compares(self._number) and not after_switch
         if not self._recording:
@@ -294,7 +319,7 @@ def _between(begin: _Border, end: _Border) -> int:
             return round(milliseconds * 1e6)
         except RuntimeError:  # of two devices
             pass
-    return end.time - begin.time
+    return end.moment - begin.moment
 
 
 def call_on_main_thread(function: Callable[[], None]) -> None:

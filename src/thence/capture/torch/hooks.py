@@ -174,7 +174,8 @@ class Hooks:
             for code in {code_of_call(model) or self._module_call for model in models}
             if code is not None
         }
-        self._monitor.pause({**self._ending_steps, **calls})
+        # Where the program announces its steps, nothing is followed.
+        self._monitor.pause({**(self._ending_steps if self._steps.detects else {}), **calls})
         self._compiled.end()
         self._paused = True
         # A pause can begin with a call of a model, whose code then runs in the pause and must not begin a step again.

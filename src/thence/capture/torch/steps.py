@@ -60,6 +60,7 @@ class Steps:
         self._models: dict[int, weakref.ref[Any]] = {}
         self._any = False
         self._from_program = False
+        self._in_step = True
         self._trains = False
         self._first: weakref.ref[Any] | None = None
         self._last: weakref.ref[Any] | None = None
@@ -83,6 +84,9 @@ class Steps:
         self._note(thread, name, detail, recorded=self._recorded(frame, kind or name))
 
     def _note(self, thread: Thread, name: str, detail: str | None, *, recorded: bool) -> None:
+        if not (recorded or self._in_step):
+            return
+        self._in_step = recorded
         place = Place(STEP, 0, name, detail)
         number = self._places.number(place) if recorded else self._places.nothing(STEP)
         self._common.cross(thread, number)
@@ -93,6 +97,11 @@ class Steps:
     def _counts_calls(self) -> bool:
         """Whether calls of models begin steps: nothing else does so yet."""
         return not (self._from_program or self._trains)
+
+    @property
+    def detects(self) -> bool:
+        """Whether steps are detected: the program announces none."""
+        return not self._from_program
 
     @property
     def needs_rounds(self) -> bool:

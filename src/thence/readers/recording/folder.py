@@ -66,6 +66,7 @@ class _Ring(msgspec.Struct):
     """What was deleted of a recording whose steps were sampled (`thence.capture.recorder.parts`)."""
 
     windows: Count = 0
+    asked: Count = 0
     rows: dict[str, Count] = {}
     parts: dict[str, list[Count]] = {}
 
@@ -85,6 +86,7 @@ class _Sampling(msgspec.Struct):
     interval: Count = 0
     windows: Count = 0
     requests: list[_Request] = []
+    requested: Count = 0
     cost_share: float | None = None
 
 

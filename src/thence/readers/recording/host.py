@@ -263,7 +263,8 @@ def _steps(marks: pl.DataFrame, names: pl.DataFrame, last: int, borders: pl.Seri
     steps = marks.filter(pl.col("what") == STEP).sort("time")
     after = np.append(borders.to_numpy(), last)[borders.search_sorted(steps["time"], side="right").to_numpy()]
     steps = steps.with_columns(
-        _text(steps, "name", names).alias("name"),
+        # Recordings made before have a name for each step.
+        name=pl.coalesce(_text(steps, "name", names), pl.format("step {}", "serial")),
         start="time",
         end=pl.min_horizontal(pl.col("time").shift(-1).fill_null(last), pl.Series(after, dtype=pl.Int64())),
         category=pl.lit("step"),

@@ -220,8 +220,10 @@ def _of_sampling(about: Description) -> list[str]:
             f"windows up to number {ring.windows:,} were deleted, without those that were asked for, with "
             f"{several(kernels, 'kernel')}"
         )
+    if ring is not None and ring.asked:
+        texts.append(f"windows that were asked for were deleted, too, up to number {ring.asked:,}, for lack of room")
     texts += [f"recorded out of turn from step {r.step} on: {r.why}" for r in sampling.requests[:_MAX_REQUESTS]]
-    more = len(sampling.requests) - _MAX_REQUESTS
+    more = max(len(sampling.requests), sampling.requested) - _MAX_REQUESTS
     return [*texts, f"{more:,} more windows were recorded out of turn"] if more > 0 else texts
 
 
