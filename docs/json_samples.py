@@ -60,6 +60,7 @@ SAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("torch/memory/conv_training.json.gz", "torch/memory/conv_training.json.gz", "--anyway", "--within-run"),
         ("jax/streams_default.xplane.pb", "jax/streams_moved.xplane.pb", "--anyway"),
     ),
+    "history": (("--keep", "history/slower.jsonl", "--fail-on", "total>3%"),),
     "label": (("torch/graphs/compiled_replay.json.gz", "--graph", PAGE),),
     "inside": (("inside/gpu_triton.npz",), ("inside/mosaic.npy",)),
     "steps": ((_FSDP,), ("watch/node-rank0-100/summaries.jsonl",)),

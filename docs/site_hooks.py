@@ -21,7 +21,17 @@ if TYPE_CHECKING:
 DOCS = Path(__file__).parent
 
 _TUTORIALS = ("pytorch", "jax", "inference", "ci_and_notebooks")
-_FIRST = ("recipes.md", "recording.md", "cuda_graphs.md", "inside.md", "idle.md", "memory.md", "diff.md", "library.md")
+_FIRST = (
+    "recipes.md",
+    "recording.md",
+    "cuda_graphs.md",
+    "inside.md",
+    "idle.md",
+    "memory.md",
+    "diff.md",
+    "history.md",
+    "library.md",
+)
 _NUMBERS = ("numbers.md", "soundness.md", "reasons.md", "comparison.md")
 _REFERENCE = ("reference/tables.md", "reference/kinds.md", "reference/json.md", "reference/exit_codes.md")
 _PROJECT = ("architecture.md", "security.md", "contributing.md", "changelog.md")

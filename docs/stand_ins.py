@@ -44,6 +44,7 @@ FILES = {
     "recording/trace.json.gz": INSIDE / "merge" / "trace.json.gz",
     "profiles/a.npz": INSIDE / "gpu_cupy.npz",
     "profiles/b.npz": INSIDE / "gpu_triton.npz",
+    "history.jsonl": DATA / "history" / "slower.jsonl",
     "mosaic.npy": INSIDE / "mosaic.npy",
     "mosaic.json": INSIDE / "mosaic.json",
 }

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from thence.analysis.programs.answer import Programs
     from thence.analysis.programs.compilation import Compilation
     from thence.analysis.ranks import answer as ranks_answer
+    from thence.analysis.ranks import nodes as rank_nodes
     from thence.analysis.ranks import summary as rank_summaries
     from thence.analysis.ranks.answer import Job
     from thence.analysis.report import duration_spread, headline, next_steps, summary
@@ -117,7 +118,7 @@ else:
         "thence.analysis.memory": "answer:memory_answer flame:memory_flames kinds:memory_kinds over_time:memory_times "
         "tracks:memory_tracks",
         "thence.analysis.programs": "answer:programs compilation warmup",
-        "thence.analysis.ranks": "answer:ranks_answer summary:rank_summaries",
+        "thence.analysis.ranks": "answer:ranks_answer nodes:rank_nodes summary:rank_summaries",
         "thence.analysis.report": "duration_spread first_screen:first_screens headline next_steps page:pages summary",
         "thence.analysis.selection": "select",
         "thence.analysis.soundness": "check",
@@ -797,7 +798,7 @@ class Trace:
         if self.tables.gpu.is_empty():
             raise no_device_work.no_device_work(self.tables)
         summaries = rank_summaries.summarise_ranks(self.tables, explain=explain)
-        return self._answer(ranks_answer.job_of(summaries, explain=explain))
+        return self._answer(ranks_answer.job_of(summaries, rank_nodes.nodes_of(self.meta.devices), explain=explain))
 
     @cached_property
     def _late_ranks(self) -> Job | None:

@@ -6,6 +6,7 @@ pages show them rounded, in the unit that fits; messages give exact numbers of n
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -87,6 +88,13 @@ def listed(items: Sequence[object], most: int = 8) -> str:
 def format_ranges(ranges: Sequence[range], most: int = 8) -> str:
     """Ranges of whole numbers for a sentence, as `listed` shows them: ``2, 5-7``."""
     return listed([str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in ranges], most)
+
+
+def ranges_of(numbers: Sequence[int]) -> list[range]:
+    """Ascending whole numbers as ranges without gaps."""
+    edges = [at for at in range(1, len(numbers)) if numbers[at] != numbers[at - 1] + 1]
+    cuts = [0, *edges, len(numbers)] if numbers else []
+    return [range(numbers[low], numbers[high - 1] + 1) for low, high in pairwise(cuts)]
 
 
 def several(count: int, what: str, many: str | None = None) -> str:

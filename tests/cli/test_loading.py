@@ -33,8 +33,8 @@ _OPENED = "import sys, thence\nthence.open(sys.argv[1])\nprint(*sys.modules, fil
 QUESTIONS = {
     f"thence.analysis.{name}"
     for name in (
-        "collectives.answer", "cuda_graphs.lanes", "diff.answer", "explain.answer", "flame.answer", "idle.answer",
-        "memory.answer",
+        "collectives.answer", "cuda_graphs.lanes", "diff.answer", "explain.answer", "flame.answer", "history.answer",
+        "idle.answer", "memory.answer",
         "programs.answer", "programs.compilation", "ranks.answer", "report.first_screen", "report.summary",
         "soundness.check", "steps.answer", "streams", "timelines.overview", "timelines.timeline",
         "whatif.answer", "whatif.critical_path",
@@ -78,6 +78,7 @@ def loaded(code: str, *arguments: str | Path) -> set[str]:
         # collectives repeats who is late, as ranks says it
         (("collectives", FSDP[0]), {"collectives.answer", "ranks.answer", "soundness.check"}),
         (("diff", *FSDP[:2]), {"diff.answer", "soundness.check", "steps.answer"}),
+        (("history", *FSDP[:2]), {"diff.answer", "history.answer", "soundness.check", "steps.answer"}),
         (("idle", _GRAPHS), {"idle.answer", "soundness.check"}),
         (("memory", TORCH / "memory" / "conv_training.json.gz"), {"memory.answer", "soundness.check"}),
         (("programs", _XSPACE), {"programs.answer", "soundness.check"}),

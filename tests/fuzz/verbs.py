@@ -27,6 +27,7 @@ VERBS = (
     ("label", "--eager", "INPUT", "-o", "OUT/labelled.pftrace"), ("label", "--eager", "GOOD"),
     ("label", "--graph", "OUT/graph.html"),
     ("collectives", "--warm-up", "keep"), ("compile", "--autotuning", "detail"), ("streams", "--expect", "GEMM>=2"),
+    ("history", "--new", "GOOD", "--new", "INPUT"), ("history", "--new", "INPUT", "--keep", "OUT/history.jsonl"),
     ("ranks",), ("ranks", "--what-if", "--clocks"), ("ranks", "-o", "OUT/ranks.json"),
     ("ingest", "-o", "OUT/a.store"), ("ingest", "--host", "-o", "OUT/a.store"),
 )  # fmt: skip
@@ -83,6 +84,8 @@ OTHER_OPTIONS = {
     "--before": "two inputs say the same",
     "--after": "two inputs say the same",
     "--baseline": "two inputs say the same",
+    "--new": "verbs above have it",
+    "--keep": "verbs above have it",
     "--workers": "ingest reads in this process here",
     "--ray": "ingest reads in this process here",
 }

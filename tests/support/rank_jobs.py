@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 RECORDING = Path(__file__).parents[1] / "data" / "torch" / "torch_fsdp_rank3.json.gz"
 """The rank that hardly waited: its stretches are its own."""
-PLANTS = ("backward", "kernel", "slow_gpu", "loader", "batch", "link")
+PLANTS = ("backward", "kernel", "slow_gpu", "loader", "batch", "link", "rail", "node")
 EPOCH = 1_790_000_000_000_000_000
 LINE, MODULE = "train.py:40 hook", "model.layers.3.mlp"
 IDLE = 0.02
@@ -54,7 +54,8 @@ class Plant:
         kind: of `PLANTS`. backward: the host sleeps in backward. kernel: one kernel of backward takes longer.
             slow_gpu: all kernels take 1.08 times as long. loader: the host waits for data before the first collective.
             batch: kernels of other shapes take 1.3 times as long. link: transfers of the rank's small group take
-            longer.
+            longer. rail: those of its group over the nodes, if there are nodes. node: the hosts of all ranks of its
+            node sleep in backward.
         rank: where.
         share: of a step's time that backward, kernel, loader and link take more.
         since: first step that has it.
@@ -115,6 +116,8 @@ class RankJob:
         uneven: the same of whole ranks: some are always a little slower.
         pauses: share of the steps of each rank in which it pauses, by 2 to 10 % of a step.
         small: ranks of a small group, which alternate in the collectives with the group of all; 0 for none.
+        nodes: whether small is the number of ranks of a node: its ranks share a clock, and the other group is not of
+            all ranks, but of those with the same place in their nodes.
         overlapped: whether compute goes on during collectives, and only the last of a step is awaited.
         skew_ns: standard deviation of the offsets of the ranks' clocks.
         drift: of their speeds, in ns per second.
@@ -131,6 +134,7 @@ class RankJob:
     uneven: float = 0.002
     pauses: float = 0.02
     small: int = 0
+    nodes: bool = False
     overlapped: bool = False
     skew_ns: float = 2e6
     drift: float = 0.0
@@ -143,8 +147,7 @@ class RankJob:
         random = np.random.default_rng(self.seed)
         own, moving = self._times(random)
         begin, end, done = self._run(own, moving)
-        skew = random.normal(0, self.skew_ns, self.ranks)
-        drift = random.normal(0, self.drift, self.ranks) if self.drift else np.zeros(self.ranks)
+        skew, drift = self.clocks(random)
         jitter = random.normal(0, 500, end.shape)
         tables = self._collectives(own, (begin, end + jitter, done), skew, drift)
         every = {
@@ -156,8 +159,20 @@ class RankJob:
         shown = ~pl.col("rank").is_in(self.missing)
         return {name: frame.filter(shown) for name, frame in every.items()}
 
+    def clocks(self, random: np.random.Generator) -> tuple[Float, Float]:
+        """Offset (ns) and drift (ns per second) of the clock of each rank; the ranks of a node share one."""
+        clocks, each = (self.ranks // self.small, self.small) if self.nodes else (self.ranks, 1)
+        skew = random.normal(0, self.skew_ns, clocks)
+        drift = random.normal(0, self.drift, clocks) if self.drift else np.zeros(clocks)
+        return skew.repeat(each), drift.repeat(each)
+
+    @property
+    def node_of(self) -> dict[int, int]:
+        """The node of each rank."""
+        return {rank: rank // self.small for rank in range(self.ranks)} if self.nodes else {}
+
     def group_of(self, number: int) -> int:
-        """Which group the collective of a step is of: 0 all, 1 the small one of each rank."""
+        """Which group the collective of a step is of: 0 all, or those over the nodes; 1 the small one of each rank."""
         return 1 if self.small and number % 2 else 0
 
     def _late(self, step: int) -> bool:
@@ -191,6 +206,12 @@ class RankJob:
             late[..., 0] *= TIMES[plant.kind]
         elif plant.kind == "loader":
             late[:, 0, 2] += more
+        elif plant.kind == "node":
+            first = plant.rank // self.small * self.small
+            own[first : first + self.small, plant.since :, behind, 2] += more
+        elif plant.kind == "rail":
+            even = [n for n in range(moving.shape[2]) if not self.group_of(n)]
+            moving[plant.rank % self.small :: self.small, plant.since :, even] += more / len(even)
         elif plant.kind == "link":
             first = plant.rank // self.small * self.small
             members = slice(first, first + self.small)
@@ -206,8 +227,11 @@ class RankJob:
             for number in range(count):
                 computed = computed + own[:, step, number].sum(axis=1)
                 arrival = np.maximum(computed, freed)
-                size = self.small if self.group_of(number) else self.ranks
-                last = arrival.reshape(-1, size).max(axis=1).repeat(size)
+                if self.nodes and not self.group_of(number):
+                    last = np.tile(arrival.reshape(-1, self.small).max(axis=0), self.ranks // self.small)
+                else:
+                    size = self.small if self.group_of(number) else self.ranks
+                    last = arrival.reshape(-1, size).max(axis=1).repeat(size)
                 begin[:, step, number] = arrival
                 freed = end[:, step, number] = last + moving[:, step, number]
                 done[:, step, number] = computed
@@ -247,12 +271,17 @@ class RankJob:
                 "launch": start, "correlation": turn, "replayed": False, "first_call": False, "execution": None,
                 "program": None, "hlo": None, "collective": np.array(self.step.kinds)[n],
                 "bytes": np.array(self.step.bytes)[n], "element_type": "Float",
-                "group_size": np.where(group, self.small, ranks), "group": group, "sequence": turn,
+                "group_size": np.where(group, self.small, ranks // self.small if self.nodes else ranks),
+                "group": group, "sequence": turn,
                 "source_rank": None, "destination_rank": None, "exposed_ns": stop - free,
                 "exposed_start": free, "exposed_end": stop, **parts,
             }
         )  # fmt: skip
         groups = [(rank, 0, "0", "default_pg", str(list(range(ranks)))) for rank in range(ranks)]
+        if self.nodes:
+            places = [rank % self.small for rank in range(ranks)]
+            members = [str(list(range(place, ranks, self.small))) for place in range(self.small)]
+            groups = [(rank, 0, f"dp{place}", "mesh_dp", members[place]) for rank, place in enumerate(places)]
         if self.small:
             groups += [
                 (

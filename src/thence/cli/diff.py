@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from thence.cli.inputs import SELECTING, Inputs, check_inputs, trace_options
+from thence.cli.inputs import SELECTING, Inputs, check_inputs, runs_in, trace_options
 from thence.cli.messages import put, say, wrote
 from thence.cli.output import Result, choice_option, console, print_table, result_options
 from thence.cli.verb import VerbCommand
@@ -146,7 +145,7 @@ def command(
     diff.self_check()
     if diff.refusals and not given.anyway:
         return _refuse(diff, result)
-    gates = judge(diff, bounds)
+    gates = judge(diff.means, *diff.sides, bounds)
     shown = diff.by(given.kinds) if given.kinds else diff
     if result.form == "pftrace":
         _write_sides(inputs, (sides[0][0], sides[1][0]), result)
@@ -190,7 +189,7 @@ def _sides(
     if baseline is not None:
         if before:
             raise UsageError("--before and --baseline both name the first side; give one of them")
-        sides = _runs_in(baseline), (*paths, *after)
+        sides = runs_in(baseline), (*paths, *after)
     elif before or after:
         if paths:
             raise UsageError(f"{paths[0]}: with --before and --after, every run must follow one of them")
@@ -210,17 +209,6 @@ def _sides(
         if side.count("-"):
             raise UsageError("diff reads files and folders, not standard input")
     return sides
-
-
-def _runs_in(folder: str) -> tuple[str, ...]:
-    """Every file and folder in a directory that may be a run."""
-    check_inputs([folder])
-    runs = sorted(path for path in Path(folder).iterdir() if not path.name.startswith("."))
-    # Leave out notes, which are often in the same folder as the runs.
-    runs = [path for path in runs if path.suffix not in (".md", ".txt", ".log")]
-    if not runs:
-        raise UsageError(f"{folder}: is empty; every file or folder in it is read as a run")
-    return tuple(map(str, runs))
 
 
 def _check_gates(bounds: Sequence[Bound], sides: tuple[Sequence[str], Sequence[str]], *, within_run: bool) -> None:

@@ -16,7 +16,7 @@ import click
 from thence.cli.progress import bytes_read, working
 from thence.cli.verb import SharedOption
 from thence.credentials import without_credentials
-from thence.errors import InputError
+from thence.errors import InputError, UsageError
 from thence.model.selection import SEPARATE, WARM_UP, Selection, parse_steps, parse_window
 from thence.readers.expansion import DEFAULT
 from thence.readers.remote import is_url
@@ -279,3 +279,19 @@ def check_inputs(paths: Iterable[str]) -> None:
         named = path == "-" or is_url(path) or any(c in path for c in _GLOB)
         if not named and not os.path.lexists(path):
             raise InputError(path, "no such file or directory")
+
+
+def runs_in(folder: str) -> tuple[str, ...]:
+    """Every file and folder in a directory that may be a run.
+
+    Raises:
+        InputError: the directory does not exist.
+        UsageError: it has no file and no folder.
+    """
+    check_inputs([folder])
+    runs = sorted(path for path in Path(folder).iterdir() if not path.name.startswith("."))
+    # Leave out notes, which are often in the same folder as the runs.
+    runs = [path for path in runs if path.suffix not in (".md", ".txt", ".log")]
+    if not runs:
+        raise UsageError(f"{folder}: is empty; every file or folder in it is read as a run")
+    return tuple(map(str, runs))

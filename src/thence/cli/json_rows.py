@@ -21,7 +21,10 @@ _SUMMED = re.compile(
 """Columns that add up over the rows of a table."""
 _OF_TABLE = {
     "ranks": re.compile(r"times_last|wait_caused_ns|caused_share"),
-    **dict.fromkeys(("tree", "groups", "stages", "spread", "outliers", "slow_links", "runs"), re.compile(r"(?!)")),
+    **dict.fromkeys(
+        ("tree", "groups", "stages", "spread", "outliers", "slow_links", "runs", "places", "changes"),
+        re.compile(r"(?!)"),
+    ),
 }
 """The same for tables of means over steps, and of rows that contain others."""
 

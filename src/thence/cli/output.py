@@ -40,6 +40,7 @@ SCHEMAS: Mapping[str, int] = {
     "whatif": 2,
     "check": 1,
     "diff": 2,
+    "history": 1,
     "ingest": 1,
     "label": 1,
     "inside": 2,

@@ -28,6 +28,7 @@ VERBS = {
     "whatif": "Predict the gain of a change by replaying the trace.",
     "check": "Check whether a trace is complete and consistent.",
     "diff": "Compare runs: what changed, why, and is it noise?",
+    "history": "Say since which run a program is slower, and by what.",
     "ingest": "Store the ranks of a job as Parquet files.",
     "label": "Label the kernels of CUDA graphs.",
     "inside": "Analyse events recorded inside a kernel.",

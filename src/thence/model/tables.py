@@ -544,6 +544,8 @@ class Device:
     compute_capability: str | None = None
     clock_mhz: float | None = None
     """Median of the clock of its multiprocessors, of samples that were taken while it worked."""
+    node: str | None = None
+    """Name of the machine that it is in."""
 
 
 def named_inputs(inputs: Sequence[str]) -> str:

@@ -259,6 +259,15 @@ PATH_INSIDE_SHARE = 0.9
 """Share of the best explanation of a kind that a path inside must reach to be named instead."""
 EXPLAINING_SHARE = 0.2
 """A row that explains less than this part of the total is not named as a cause."""
+SLOW_LINK_SHARE = 0.5
+"""A straggler is late because of a slow link if its group's transfers take longer by this share of what it causes."""
+CHANGE_LEVEL = 0.01
+"""Probability with which a history without a change names one of the step, and that with which it names one of any
+other row."""
+ONE_CHANGE_RUNS = 3
+"""Changes of several rows of a history that are at most so many runs apart are one change."""
+HISTORY_ROW_SHARE = 0.01
+"""Share of the longest step that a place must take in one run for its changes to be looked for in a history."""
 
 # --- XLA programs
 

@@ -46,6 +46,7 @@ class _Device(msgspec.Struct):
     multiprocessors: Count | None
     compute_capability: str | None
     clock_mhz: float | None = None
+    node: str | None = None
 
 
 class _Loss(msgspec.Struct):

@@ -164,9 +164,10 @@ class StoredTrace(Trace):
         if not self._ranks_only:
             return super().ranks(explain=explain)
         from thence.analysis.ranks.answer import job_of
+        from thence.analysis.ranks.nodes import nodes_of
 
         with self.store.reading():
-            return self._answer(job_of(self.store.lateness(), explain=explain))
+            return self._answer(job_of(self.store.lateness(), nodes_of(self.meta.devices), explain=explain))
 
     @property
     def typical(self) -> StoredTrace:

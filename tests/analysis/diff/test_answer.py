@@ -222,7 +222,7 @@ def test_a_part_in_which_no_step_counts_is_refused_with_the_reason(window: dict[
 
 
 def gate(diff: Diff, text: str) -> str:
-    return judge(diff, [parse_bound(text)])[0].verdict
+    return judge(diff.means, *diff.sides, [parse_bound(text)])[0].verdict
 
 
 def test_gates_fail_for_sure_only_beyond_the_whole_interval(base: list[Sample], tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_gates_fail_for_sure_only_beyond_the_whole_interval(base: list[Sample], 
     assert gate(diff, "label:forward>30us") == "exceeded"  # with all below it: forward has no kernel of its own
     assert gate(diff, "label:optimizer > 0.1 ms") == "within"
     assert gate(diff, "idle>1ms") == "within"
-    maybe = judge(diff, [parse_bound("label:forward>60us")])[0]
+    maybe = judge(diff.means, *diff.sides, [parse_bound("label:forward>60us")])[0]
     assert maybe.fails(strict=True)
     assert not maybe.fails(strict=False)
     with pytest.raises(MissingData, match="there is forward/attention"):
@@ -258,7 +258,7 @@ def test_a_relative_bound_counts_the_noise_of_before() -> None:
         [simulated(generator, {"x": 1.1e6}, between=0.0, within=1e-4) for _ in range(5)],
     )
     diff = compare(*sides)
-    (judged,) = judge(diff, [parse_bound("label:x>10%")])
+    (judged,) = judge(diff.means, *diff.sides, [parse_bound("label:x>10%")])
     row = diff.rows.filter(pl.col("name") == "x").row(0, named=True)
     assert judged.low_ns is not None
     assert judged.high_ns is not None

@@ -134,7 +134,7 @@ def align_clocks(trace: Attributed, instances: Instances | None = None) -> Align
 
     Args:
         trace: a trace of several ranks. An instance is used if its kind ends together on all ranks, every device of
-            the trace in its group shows it, and no used instance has a larger group.
+            the trace in its group shows it, and its group is the largest, or connects ranks that larger ones do not.
         instances: as `collective_instances` returns them for this trace; None computes them.
     """
     return aligned(instances or collective_instances(trace), trace.ranks)
@@ -208,8 +208,26 @@ def _ends_by_rank(instances: Instances) -> pl.DataFrame:
         mean = pl.col("end").mean().round().cast(pl.Int64)
         by_rank = ends.group_by("instance", "rank").agg(mean, size)
     shared = by_rank.filter(pl.len().over("instance") > 1)
-    largest = pl.col("group_size").max()
-    return shared.filter((pl.col("group_size") == largest) | largest.is_null()).sort("instance", "rank")
+    return _connecting(shared).sort("instance", "rank")
+
+
+def _connecting(shared: pl.DataFrame) -> pl.DataFrame:
+    """The ends in the largest groups, and those in smaller ones that connect ranks that no larger group connects."""
+    sizes = shared["group_size"].drop_nulls().unique().sort(descending=True).to_list()
+    if len(sizes) < 2:
+        return shared
+    rank, instance = (
+        shared.select(pl.col(name).rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
+        for name in ("rank", "instance")
+    )
+    size = shared["group_size"].fill_null(0).to_numpy()
+    used, apart = np.zeros(len(size), np.bool_), rank.max() + 2
+    for this in sizes:
+        more = used | (size == this)
+        clusters = len(np.unique(_connected_components(rank[more], instance[more], int(rank.max()) + 1)))
+        if clusters < apart:
+            used, apart = more, clusters
+    return shared.filter(pl.Series(used))
 
 
 def _repeats(rows: pl.DataFrame, *keys: str) -> bool:

@@ -152,6 +152,11 @@ class Diff(Answer):
     memory: pl.DataFrame | None = None
 
     @property
+    def sides(self) -> tuple[range, range]:
+        """The numbers of the runs of each side in `means`."""
+        return range(len(self.before)), range(len(self.before), len(self.before) + len(self.after))
+
+    @property
     def shown_rows(self) -> pl.DataFrame:
         """The rows for tables: those by module and label folded, if there are equal layers."""
         if self.folded is None:
@@ -333,7 +338,7 @@ def compare(before: Sequence[Sample], after: Sequence[Sample], same_share: float
     ours, theirs = range(len(before)), range(len(before), len(before) + len(after))
     found = estimates(means, ours, theirs)
     step = means.keys.index((STEP, ALL))
-    frame, left_out = _rows(means, found, step, (ours, theirs), matches, same_share)
+    frame, left_out = judged_rows(means, found, step, (ours, theirs), matches, same_share)
     is_step = (pl.col("by") == STEP) & (pl.col("name") == ALL)
     whole = frame.filter(is_step).row(0, named=True)
     total = Row(*(whole[k] for k in ("before_ns", "after_ns", "low_ns", "high_ns", "verdict", "more_runs")))
@@ -374,7 +379,7 @@ def _folded(samples: Sequence[Sample], sides: tuple[range, range], same_share: f
         return None
     means = run_means(some, names)
     found = estimates(means, *sides)
-    frame, _ = _rows(means, found, means.keys.index((STEP, ALL)), sides, (), same_share)
+    frame, _ = judged_rows(means, found, means.keys.index((STEP, ALL)), sides, (), same_share)
     return frame.filter(pl.col("by").is_in(LAYERED))
 
 
@@ -382,7 +387,7 @@ def _sources(side: Sequence[Sample]) -> set[str]:
     return {name for s in side for name in s.rows.filter(pl.col("by") == "source")["name"].unique()}
 
 
-def _rows(
+def judged_rows(
     means: RunMeans,
     found: Estimates,
     step: int,
@@ -390,7 +395,16 @@ def _rows(
     matches: Sequence[Match],
     same_share: float,
 ) -> tuple[pl.DataFrame, int]:
-    """The rows with their verdicts, as `Diff.rows`, and the number of rows that were too small."""
+    """The rows of two sides with their verdicts, as `Diff.rows`, and the number of rows that were too small.
+
+    Args:
+        means: of the runs of both sides, and perhaps of others.
+        found: estimates of both sides.
+        step: number of the row of the whole step.
+        sides: numbers of the runs of each side.
+        matches: rows of different names that are one.
+        same_share: share of a row's time up to which a difference is none.
+    """
     step_ns = max(found.before[step], found.after[step])
     least = NEGLIGIBLE_STEP_SHARE * step_ns
     parts = np.array([by in _WHOLE for by, _ in means.keys], np.bool_)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import polars as pl
 
@@ -20,7 +20,19 @@ from thence.units import format_bytes, format_share
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from thence.analysis.diff.sample import Conditions, Sample
+    from thence.analysis.diff.sample import Conditions
+
+
+class Recorded(Protocol):
+    """A run and the conditions under which it was recorded, such as a `thence.analysis.diff.sample.Sample`."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of what was read."""
+
+    @property
+    def conditions(self) -> Conditions:
+        """The conditions of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +69,7 @@ class NotChecked:
         return {"code": self.code, "text": self.text}
 
 
-def refusals(before: Sequence[Sample], after: Sequence[Sample]) -> tuple[Refusal, ...]:
+def refusals(before: Sequence[Recorded], after: Sequence[Recorded]) -> tuple[Refusal, ...]:
     """The reasons why two sides cannot be compared; runs are compared with the first run whose value is known."""
     runs = [*before, *after]
     found = [
@@ -70,13 +82,13 @@ def refusals(before: Sequence[Sample], after: Sequence[Sample]) -> tuple[Refusal
     return tuple(found)
 
 
-def _name(sample: Sample) -> str:
+def _name(sample: Recorded) -> str:
     first, *others = sample.inputs or ("a trace",)
     return f"{first} and {len(others)} more" if others else first
 
 
-def _duplicates(side: Sequence[Sample], name: str) -> Iterator[Refusal]:
-    seen: dict[tuple[object, ...], Sample] = {}
+def _duplicates(side: Sequence[Recorded], name: str) -> Iterator[Refusal]:
+    seen: dict[tuple[object, ...], Recorded] = {}
     for sample in side:
         other = seen.get(sample.conditions.identity)
         seen[sample.conditions.identity] = sample
@@ -86,14 +98,14 @@ def _duplicates(side: Sequence[Sample], name: str) -> Iterator[Refusal]:
             )
 
 
-def _unsound(runs: Sequence[Sample]) -> Iterator[Refusal]:
+def _unsound(runs: Sequence[Recorded]) -> Iterator[Refusal]:
     for sample in runs:
         if sample.conditions.unsound is not None:
             yield Refusal("unsound", f"{_name(sample)}: {sample.conditions.unsound}")
 
 
 def _differing(
-    runs: Sequence[Sample], code: str, what: str, value: Callable[[Conditions], object]
+    runs: Sequence[Recorded], code: str, what: str, value: Callable[[Conditions], object]
 ) -> Iterator[Refusal]:
     """Yields one refusal for the first run whose known value differs from the first known value."""
     known = [(sample, value(sample.conditions)) for sample in runs]
@@ -110,26 +122,26 @@ def _shown(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _gpus(runs: Sequence[Sample]) -> Iterator[Refusal]:
+def _gpus(runs: Sequence[Recorded]) -> Iterator[Refusal]:
     yield from _differing(runs, "gpu", "different GPUs", lambda c: c.gpus)
 
 
-def _clocks(runs: Sequence[Sample]) -> Iterator[Refusal]:
+def _clocks(runs: Sequence[Recorded]) -> Iterator[Refusal]:
     for name in sorted({name for sample in runs for name in sample.conditions.clocks}):
         yield from _differing(runs, "clocks", f"different {name}", partial(_clock, name))
 
 
-def _ranks(runs: Sequence[Sample]) -> Iterator[Refusal]:
+def _ranks(runs: Sequence[Recorded]) -> Iterator[Refusal]:
     yield from _differing(runs, "world_size", "different world sizes", lambda c: c.world_size)
     yield from _differing(runs, "world_size", "different numbers of ranks", lambda c: c.ranks)
     yield from _differing(runs, "world_size", "different numbers of GPUs", lambda c: c.devices)
 
 
-def _formats(runs: Sequence[Sample]) -> Iterator[Refusal]:
+def _formats(runs: Sequence[Recorded]) -> Iterator[Refusal]:
     yield from _differing(runs, "format", "recorded by different profilers", lambda c: c.formats)
 
 
-def _options(runs: Sequence[Sample]) -> Iterator[Refusal]:
+def _options(runs: Sequence[Recorded]) -> Iterator[Refusal]:
     """Compares options of the profiler. Missing options count as off: Kineto writes only those that are on."""
     for name in sorted({name for sample in runs for name in sample.conditions.options}):
         yield from _differing(
@@ -146,16 +158,18 @@ def _clock(name: str, conditions: Conditions) -> str | None:
     return conditions.clocks.get(name)
 
 
-_CHECKS: tuple[Callable[[Sequence[Sample]], Iterator[Refusal]], ...] = (_gpus, _clocks, _ranks, _formats, _options)
+_CHECKS: tuple[Callable[[Sequence[Recorded]], Iterator[Refusal]], ...] = (_gpus, _clocks, _ranks, _formats, _options)
 
 
-def _shapes(before: Sequence[Sample], after: Sequence[Sample]) -> Iterator[Refusal]:
+def _shapes(before: Sequence[Recorded], after: Sequence[Recorded]) -> Iterator[Refusal]:
     """Yields a refusal if inputs have other shapes: the kernels that both sides ran in equal number have other grids.
 
     If the bytes copied to the device differ too, a small difference of the grids suffices. Only the first run of
     each side is compared.
     """
     left, right = (side[0].conditions for side in (before, after))
+    if left.grids.is_empty() or right.grids.is_empty():
+        return
     differing, common = _grid_difference(left.grids, right.grids)
     sizes = [c.copied_bytes for c in (left, right)]
     copies_differ = min(sizes) > 0 and abs(sizes[1] - sizes[0]) > SAME_BYTES_SHARE * sizes[0]
@@ -195,7 +209,7 @@ def _grid_difference(before: pl.DataFrame, after: pl.DataFrame) -> tuple[float, 
     return differing / common, common / whole
 
 
-def not_checked(before: Sequence[Sample], after: Sequence[Sample]) -> tuple[NotChecked, ...]:
+def not_checked(before: Sequence[Recorded], after: Sequence[Recorded]) -> tuple[NotChecked, ...]:
     """The conditions that not every input records, so that they cannot be compared."""
     runs = [*before, *after]
     found = []
@@ -209,7 +223,7 @@ def not_checked(before: Sequence[Sample], after: Sequence[Sample]) -> tuple[NotC
     return tuple(found)
 
 
-def _one_factor(before: Sample, after: Sample) -> str:
+def _one_factor(before: Recorded, after: Recorded) -> str:
     """A hint that a clock changed, if all kernels that both sides ran equally differ by one factor; else empty."""
     joined = before.conditions.grids.join(after.conditions.grids, on=["kernel", "grid", "count"])
     joined = joined.filter(pl.col("ns") > 0, pl.col("ns_right") > 0)

@@ -20,7 +20,7 @@ from thence.units import format_ns
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from thence.analysis.diff.answer import Diff
+    from thence.analysis.diff.estimates import RunMeans
 
 _BOUND = re.compile(r"(?P<what>.+?)\s*>\s*(?P<number>\d{1,12}(?:\.\d{1,9})?)\s*(?P<unit>%|ns|us|µs|ms|s)")
 _UNITS_NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
@@ -122,20 +122,24 @@ def needs_runs(before: int, after: int) -> bool:
     return before + after < 3
 
 
-def judge(diff: Diff, bounds: Sequence[Bound]) -> tuple[Gate, ...]:
+def judge(means: RunMeans, before: Sequence[int], after: Sequence[int], bounds: Sequence[Bound]) -> tuple[Gate, ...]:
     """Judges every bound.
+
+    Args:
+        means: means of the runs of both sides.
+        before: numbers of the runs before.
+        after: numbers of the runs after.
+        bounds: to judge.
 
     Raises:
         MissingData: neither side has the row of a bound.
     """
-    return tuple(_judged(diff, bound) for bound in bounds)
+    return tuple(_judged(means, before, after, bound) for bound in bounds)
 
 
-def _judged(diff: Diff, bound: Bound) -> Gate:
-    row = _row(diff, bound)
-    before = range(len(diff.before))
-    after = range(len(diff.before), len(diff.before) + len(diff.after))
-    found = estimates(diff.means, before, after, bound.share or 0.0)
+def _judged(means: RunMeans, before: Sequence[int], after: Sequence[int], bound: Bound) -> Gate:
+    row = _row(means, bound)
+    found = estimates(means, before, after, bound.share or 0.0)
     limit = bound.ns or 0.0
     low, high = float(found.low[row]) - limit, float(found.high[row]) - limit
     known = low > -float("inf")
@@ -150,9 +154,9 @@ def _judged(diff: Diff, bound: Bound) -> Gate:
     )
 
 
-def _row(diff: Diff, bound: Bound) -> int:
+def _row(means: RunMeans, bound: Bound) -> int:
     """The number of the row of a bound; for a path with parts, the row of the path and all its parts."""
-    keys = diff.means.keys
+    keys = means.keys
     name = ALL if bound.name is None else bound.name
     if bound.by == COMMUNICATION and bound.name is None:
         name = EXPOSED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from thence.analysis.collectives.missing import job_ranks
 from thence.analysis.collectives.waits import NOT_CAUSED
 from thence.analysis.ranks.job_collectives import JobCollectives, job_collectives, summary_table
 from thence.analysis.ranks.lateness import Lateness, late_since, lateness, stage_causes, stages, step_keys
+from thence.analysis.ranks.nodes import NETWORK, NODE, UNKNOWN, by_node, nodes_column, slow_link_of
 from thence.analysis.ranks.process_groups import group_rows, slow_links
 from thence.analysis.ranks.reasons import Reasons, reasons_of
 from thence.analysis.steps.windows import left_out, without_end
@@ -21,7 +23,7 @@ from thence.model.collective_kinds import MESSAGES
 from thence.model.kernel_names import clip, short_names
 from thence.model.tables import ENDLESS
 from thence.model.thresholds import LATE_RANK_SHARE, MIN_STEPS_FOR_LATE_RANKS, SHOWN_CONFIDENCE, UNUSUAL_STEP_RATIO
-from thence.units import format_ns, format_share, listed, several
+from thence.units import format_ns, format_ranges, format_share, listed, ranges_of, several
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,6 +38,16 @@ _EXPLAINED = 8
 """Maximum number of stragglers that are explained: those that caused the longest waits."""
 
 
+_LATE_NODES: dict[str, pl.DataType | type[pl.DataType]] = {
+    "node": pl.Int32,
+    "ranks": pl.List(pl.Int32),
+    "devices": pl.Int32,
+    "mean_ns": pl.Float64,
+    "low_ns": pl.Float64,
+    "since_step": pl.String,
+    "late_share": pl.Float64,
+}
+"""Columns of `Job.late_nodes`."""
 _RANKS = {
     "rank": "rank",
     "device": "GPU",
@@ -71,6 +83,7 @@ GROUPS = {
     "collectives": "collectives",
     "exposed_wait_ns": "waits",
     "transfer_ns": "transfers",
+    "link": "link",
     "members": "members",
     "description": "description",
 }
@@ -85,7 +98,13 @@ STAGES = {
     "bubble_share": "share",
 }
 """Columns of `Job.stages` that are shown, with their headings."""
-LINKS = {"members": "slow link: ranks", "extra_ns": "longer by (per step)", "low_ns": "at least", "since_step": "since"}
+LINKS = {
+    "members": "slow link: ranks",
+    "link": "link",
+    "extra_ns": "longer by (per step)",
+    "low_ns": "at least",
+    "since_step": "since",
+}
 """Columns of `Job.links` that are shown, with their headings."""
 
 
@@ -103,7 +122,12 @@ class Job(Answer):
             step, in ns: step_ns, busy_ns, compute_ns, copy_ns, exposed_ns (communication in which nothing computed),
             exposed_wait_ns (where a participant is missing, to the last arrival that the trace shows), transfer_ns
             (null if ranks of one of its groups are missing), unknown_ns (exposed communication that is wait or
-            transfer, because the trace lacks a participant), idle_ns; steps, steps_per_second (null without steps).
+            transfer, because the trace lacks a participant), idle_ns; steps, steps_per_second (null without steps),
+            node (number of its machine, null if that is not known), slow_link (group whose slow link makes it late, or
+            null).
+        late_nodes: nodes of which half of the devices or more are late, and not because of a slow link, the latest
+            first: node (number), ranks (list), devices (how many), and mean_ns, low_ns, since_step and late_share of
+            its median device, as in ranks.
         not_caused: waits that no rank is known to have caused: code (a key of `NOT_CAUSED`), wait_ns (of the device
             that waited longest in each step, summed over the steps that count), share (as caused_share).
         arrivals: one row per collective in which a device arrived last and others waited: rank, device, start (ns, of
@@ -127,6 +151,7 @@ class Job(Answer):
     """
 
     ranks: pl.DataFrame
+    late_nodes: pl.DataFrame
     not_caused: pl.DataFrame
     arrivals: pl.DataFrame
     shown: JobRanks
@@ -174,13 +199,14 @@ class Job(Answer):
                 f"no late rank is named: {several(count, 'step')} {'counts' if count == 1 else 'count'}, which is too "
                 f"few to tell a late rank from chance ({MIN_STEPS_FOR_LATE_RANKS} are needed)"
             )
-        late = [
-            f"{_device(row)} ({format_share(row['late_share'], 1)} of a step)"
-            for row in self.stragglers.iter_rows(named=True)
-        ]
+        late = [*self._late_links(), *self._late_nodes(), *self._late_ranks()]
         if late:
-            counted = f"{several(len(late), 'straggler')} among {devices:,} devices, {several(count, 'step')}"
-            return f"{counted}: {listed(late)}"
+            parts = (
+                (self.links.height, "slow link"), (self.late_nodes.height, "late node"),
+                (len([*self._late_ranks()]), "straggler"),
+            )  # fmt: skip
+            kinds = ", ".join(several(many, what) for many, what in parts if many)
+            return f"{kinds} among {devices:,} devices, {several(count, 'step')}: {listed(late)}"
         shown = " among the ranks that are shown" if self.shown.missing else ""
         most = self.ranks.row(0, named=True)
         share = format_share(most["caused_share"], 1)
@@ -193,6 +219,32 @@ class Job(Answer):
             f"no straggler{shown}: {_device(most)} makes the others wait most ({share} of a step on average), but that "
             f"differs so much between the {several(count, 'step')} that it can be chance"
         )
+
+    def _late_links(self) -> Iterator[str]:
+        """The slow links, in a sentence."""
+        nodes = dict(self.ranks.select("rank", "node").iter_rows())
+        for row in self.links.iter_rows(named=True):
+            ranks = row["ranks"] or ()
+            where = {
+                NETWORK: f"network between {row['nodes']} nodes, ",
+                NODE: f"within node {nodes.get(ranks[0]) if ranks else ''}, ",
+            }.get(row["link"], "")
+            named = format_ranges(ranges_of(ranks)) if ranks else row["members"]
+            extra = format_share(row["extra_ns"], max(self.step_ns, 1.0))
+            yield f"{where}ranks {named} (transfers take {row['times']:.1f} times as long, {extra} of a step)"
+
+    def _late_nodes(self) -> Iterator[str]:
+        """The late nodes, in a sentence."""
+        for row in self.late_nodes.iter_rows(named=True):
+            share = format_share(row["late_share"], 1)
+            yield f"node {row['node']}, ranks {format_ranges(ranges_of(row['ranks']))} ({share} of a step)"
+
+    def _late_ranks(self) -> Iterator[str]:
+        """The stragglers that are not late with their node or because of a slow link, in a sentence."""
+        of_nodes = {rank for ranks in self.late_nodes["ranks"] for rank in ranks}
+        for row in self.stragglers.filter(pl.col("slow_link").is_null()).iter_rows(named=True):
+            if row["rank"] not in of_nodes:
+                yield f"{_device(row)} ({format_share(row['late_share'], 1)} of a step)"
 
     @property
     def unit(self) -> str:
@@ -221,10 +273,13 @@ class Job(Answer):
         ranks, groups = dict(_RANKS), dict(GROUPS)
         if not self.ranks["unknown_ns"].sum():
             del ranks["unknown_ns"]
+        links = dict(LINKS)
+        if (self.groups["link"] == UNKNOWN).all():
+            del groups["link"], links["link"]
         if (self.groups["shown"] >= self.groups["size"]).fill_null(value=True).all():
             del groups["shown"]
         tables = (
-            (self.links, LINKS), (self.ranks, ranks), not_caused(self), (self.groups, groups), (self.stages, STAGES),
+            (self.links, links), (self.ranks, ranks), not_caused(self), (self.groups, groups), (self.stages, STAGES),
         )  # fmt: skip
         stragglers = zip(straggler_lines(self), self.reasons, strict=True)
         return (
@@ -253,6 +308,7 @@ class Job(Answer):
             rows.append(row)
         return {
             "statement": self.statement,
+            "late_nodes": self.late_nodes.to_dicts(),
             "stragglers": self.stragglers.select(*_PLACE).to_dicts(),
             "missing_ranks": self.shown.missing_ranks,
             "ranks_shown": self.shown.statement or None,
@@ -351,12 +407,18 @@ def _device(row: Mapping[str, Any]) -> str:
     return f"rank {row['rank']} GPU {row['device']}"
 
 
-def job_of(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame], *, explain: bool = True) -> Job:
+def job_of(
+    summaries: Mapping[str, pl.DataFrame | pl.LazyFrame],
+    nodes: Mapping[int, int] = MappingProxyType({}),
+    *,
+    explain: bool = True,
+) -> Job:
     """Finds which ranks are late, since when, and why.
 
     Args:
         summaries: the tables of `thence.analysis.ranks.summary.SUMMARY` with the rows of all ranks; if they
             are lazy, kernels, places and idle are read only for the ranks that are explained or compared.
+        nodes: number of the node of each rank, as `thence.analysis.ranks.nodes.nodes_of` returns it.
         explain: whether to find the reasons; otherwise kernels, places and idle may be empty.
 
     Raises:
@@ -365,7 +427,7 @@ def job_of(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame], *, explain: boo
     devices = summary_table(summaries, "devices").sort(_PLACE)
     if devices.is_empty():
         raise MissingData("the ranks have no device activity")
-    collectives = job_collectives(summaries)
+    collectives = job_collectives(summaries, nodes)
     steps = step_keys(summary_table(summaries, "steps"))
     keys, counted, remarks = _counted(steps, devices)
     waits = lateness(collectives, steps)
@@ -376,29 +438,23 @@ def job_of(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame], *, explain: boo
     groups = group_rows(collectives, shown.shown + len(shown.missing_ranks))
     lacking = groups.filter(pl.col("shown") < pl.col("size")).select("group")
     messages = _stages(collectives, used)
-    beyond = stage_causes(messages, waits.messages, used)
-    if _message_groups(collectives).join(lacking, on="group", how="semi", nulls_equal=True).height:
-        beyond = beyond.clear()  # the others may have waited for a stage that is missing
+    beyond = _stage_causes(collectives, messages, waits, used, lacking)
     waits = replace(waits, late=pl.concat([waits.late, beyond], how="diagonal_relaxed"))
     caused = _sums([waits.caused, beyond.select(*_PLACE, "key", caused_ns="own_ns")])
     late = _late(devices, caused, counted, lengths)
     kinds = devices["step_kind"].drop_nulls()
     ranks = _rows(late, used, collectives, waits, _lacking_devices(collectives, lacking))
     links = slow_links(collectives, steps, counted, step_ns)
-    reasons: tuple[Reasons, ...] = ()
-    if explain:
-        places, every, usual = _to_explain(ranks, caused, counted, step_ns)
-        remarks += _left_out_of_causes(places, every, usual)
-        reasons = tuple(
-            reasons_of(summaries, waits, steps, place, late_keys, links)
-            for place, late_keys in zip(places, usual, strict=True)
-        )
+    places, every, usual = _to_explain(ranks, caused, counted, step_ns) if explain else ([], [], [])
+    remarks += _left_out_of_causes(places, every, usual)
+    of_ranks = zip(places, usual, strict=True)
     return Job(
-        ranks=ranks,
+        ranks=ranks.with_columns(slow_link_of(ranks, links), node=nodes_column(ranks["rank"], nodes)),
+        late_nodes=_late_nodes(devices, caused, counted, lengths, nodes, links),
         not_caused=_not_caused(waits, beyond, counted, step_ns),
         arrivals=_arrivals(waits, collectives.origin),
         shown=shown,
-        reasons=reasons,
+        reasons=tuple(reasons_of(summaries, waits, steps, place, late_keys, links) for place, late_keys in of_ranks),
         groups=groups,
         links=links,
         stages=_per_stage(messages),
@@ -410,6 +466,15 @@ def job_of(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame], *, explain: boo
         clocks=collectives.clocks,
         notes=(*remarks, *collectives.clocks.statements, *collectives.notes, *_undescribed(devices)),
     )
+
+
+def _stage_causes(
+    collectives: JobCollectives, messages: pl.DataFrame, waits: Lateness, used: pl.DataFrame, lacking: pl.DataFrame
+) -> pl.DataFrame:
+    """As `stage_causes`; no rows if a group of messages lacks ranks, because a missing stage may be the late one."""
+    beyond = stage_causes(messages, waits.messages, used)
+    lacks = _message_groups(collectives).join(lacking, on="group", how="semi", nulls_equal=True).height
+    return beyond.clear() if lacks else beyond
 
 
 def _counted(steps: pl.DataFrame, devices: pl.DataFrame) -> tuple[list[str], list[str], list[str]]:
@@ -459,20 +524,44 @@ def _late(
     """
     matrix = _matrix(devices, caused, counted)
     step_ns = float(lengths.mean()) if counted else 0.0
-    tested = late_since(matrix, step_ns)
-    names = pl.Series(counted, dtype=pl.String)
-    # The mean length of the steps since each step.
-    since = np.cumsum(lengths[::-1])[::-1] / np.arange(len(counted), 0, -1)
     return devices.select(_PLACE).hstack(
         [
-            *tested.drop("since", "steps").get_columns(),
-            names.gather(tested["since"].cast(pl.UInt32)).alias("since_step"),
+            *_tested(matrix, counted, lengths).get_columns(),
             pl.Series("wait_caused_ns", np.rint(matrix.sum(axis=1)).astype(np.int64)),
             pl.Series("caused_share", matrix.sum(axis=1) / max(step_ns * len(counted), 1.0)),
-            tested["mean_ns"].alias("late_share")
-            / pl.Series(since).gather(tested["since"].fill_null(0).cast(pl.UInt32)).clip(lower_bound=1.0),
         ]
     )
+
+
+def _tested(matrix: npt.NDArray[np.float64], counted: list[str], lengths: npt.NDArray[np.float64]) -> pl.DataFrame:
+    """straggler, mean_ns, low_ns, since_step and late_share, as in `Job.ranks`, of rows of shape (rows, steps)."""
+    tested = late_since(matrix, float(lengths.mean()) if counted else 0.0)
+    # The mean length of the steps since each step.
+    since = np.cumsum(lengths[::-1])[::-1] / np.arange(len(counted), 0, -1)
+    begin = tested["since"].fill_null(0).cast(pl.UInt32)
+    return tested.drop("since", "steps").with_columns(
+        pl.Series(counted, dtype=pl.String).gather(tested["since"].cast(pl.UInt32)).alias("since_step"),
+        (tested["mean_ns"] / pl.Series(since).gather(begin).clip(lower_bound=1.0)).alias("late_share"),
+    )
+
+
+def _late_nodes(
+    devices: pl.DataFrame,
+    caused: pl.DataFrame,
+    counted: list[str],
+    lengths: npt.NDArray[np.float64],
+    nodes: Mapping[int, int],
+    links: pl.DataFrame,
+) -> pl.DataFrame:
+    """As `Job.late_nodes`; the arguments are those of `_late`, `job_of` and `slow_link_of`."""
+    places, matrix = by_node(devices, _matrix(devices, caused, counted), nodes)
+    if places.is_empty():
+        return pl.DataFrame(schema=_LATE_NODES)
+    tested = places.hstack(_tested(matrix, counted, lengths).get_columns()).with_columns(
+        rank=pl.col("ranks").list.first()
+    )
+    late = tested.filter("straggler", slow_link_of(tested, links).is_null())
+    return late.select(*_LATE_NODES).sort("late_share", "node", descending=[True, False])
 
 
 def _matrix(devices: pl.DataFrame, rows: pl.DataFrame, keys: list[str]) -> npt.NDArray[np.float64]:

@@ -8,7 +8,8 @@ nothing else, and these rules are applied to it.
 
     offset    as `thence.analysis.collectives.clock_sync` estimates it: the median difference between the ends of
               collectives on a rank and the mean ends of these collectives over all ranks
-    drift     slope of a straight line, fitted by least squares to the residuals after the offset, in ns per second
+    drift     slope of a straight line, fitted by least squares to the residuals after the offset, in ns per second;
+              again to what is left until it settles, where not all ranks share all collectives
 
 A drift is applied only if, over the time of the rank's shared collectives, it moves the rank by more than 1 us and by
 more than `CLOCK_DRIFT_RATIO` times the scatter of the residuals (their 90th percentile) about the line, and if the line
@@ -18,6 +19,7 @@ halves that scatter. Otherwise the slope may be due to noise or to an outlier.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +28,7 @@ import polars as pl
 from thence.analysis.collectives.clock_sync import Alignment, aligned, quantiles
 from thence.analysis.collectives.instances import attached, collective_instances, unmatched_reasons
 from thence.analysis.collectives.waits import participants
+from thence.analysis.ranks.nodes import with_links
 from thence.analysis.ranks.summary import COLLECTIVES as SUMMARISED
 from thence.analysis.ranks.summary import SUMMARY
 from thence.model.attributed import Attributed
@@ -39,6 +42,12 @@ if TYPE_CHECKING:
 
     from thence.analysis.collectives.instances import Instances
     from thence.model.arrays import Float64, Int64
+
+
+_PASSES = 200
+"""Upper bound on the times that lines are fitted."""
+_SETTLED_NS = 0.5
+"""Lines have settled when none moves its rank by more within the time of its collectives."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +124,8 @@ def clocks_of(instances: Instances, ranks: list[int]) -> Clocks:
     time, skew = skews["end"].to_numpy(), skews["skew_ns"].to_numpy().astype(np.float64)
     middle = float(np.mean(time)) if len(time) else 0.0
     present, place, count = np.unique(skews["rank"].to_numpy(), return_inverse=True, return_counts=True)
-    slope, intercept, span = _lines(place, (time - middle) / 1e9, skew, len(present))
-    fitted = skew - intercept[place] - slope[place] * (time - middle) / 1e9
+    instance = skews["instance"].rank("dense").to_numpy().astype(np.int64) - 1
+    slope, intercept, span, fitted = _joint_lines(place, instance, (time - middle) / 1e9, skew, len(present))
     scatter = quantiles(place, np.abs(fitted), len(present), CLOCK_SCATTER_QUANTILE)
     moved = np.abs(slope) * span
     before = quantiles(place, np.abs(skew), len(present), CLOCK_SCATTER_QUANTILE)
@@ -151,6 +160,28 @@ def clocks_of(instances: Instances, ranks: list[int]) -> Clocks:
         )
     )
     return Clocks(rows, alignment, middle)
+
+
+def _joint_lines(
+    rank: Int64, instance: Int64, time: Float64, skew: Float64, count: int
+) -> tuple[Float64, Float64, Float64, Float64]:
+    """The line of each rank that fits best if all are corrected: slope, value at time 0, span; and what is left.
+
+    Skews are distances from the mean end of an instance, and correcting one rank moves the means of its instances.
+    Where not every rank has every instance, such as in groups of a node whose ranks share a drift, lines are fitted
+    again to what is left until they settle.
+    """
+    slope, intercept, left = np.zeros(count), np.zeros(count), skew
+    many = np.maximum(np.bincount(instance), 1)
+    span = np.zeros(count)
+    for _ in range(_PASSES):
+        more, at, span = _lines(rank, time, left, count)
+        slope, intercept = slope + more, intercept + at
+        left = left - at[rank] - more[rank] * time
+        left = left - (np.bincount(instance, left) / many)[instance]
+        if (np.abs(more) * span).max(initial=0.0) < _SETTLED_NS:
+            break
+    return slope, intercept, span, left
 
 
 def _lines(rank: Int64, time: Float64, value: Float64, count: int) -> tuple[Float64, Float64, Float64]:
@@ -195,7 +226,8 @@ class JobCollectives:
             trace lacks may have arrived last), known (whether it is matched), complete (whether the trace shows all
             participants), moving_ns, gated (whether nothing computed when the collective ended, so that the device
             continued only then), and compute_start_ns ... idle_end_ns as in the summary.
-        groups: group, name, description, members (text), ranks (list; null if they are not listed).
+        groups: group, name, description, members (text), ranks (list; null if they are not listed), nodes and link (as
+            `thence.analysis.ranks.nodes.with_links` returns them).
         begins: rank, device, begun (start of the device's first activity, ns, on the same clock as start).
         clocks: clocks of the ranks.
         origin: time 0 of the other times: ns since 1970, or since the zero of the summaries' clocks.
@@ -224,10 +256,16 @@ def summary_table(
     return SUMMARY[name].complete(frame.collect())
 
 
-def job_collectives(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame]) -> JobCollectives:
+def job_collectives(
+    summaries: Mapping[str, pl.DataFrame | pl.LazyFrame], nodes: Mapping[int, int] = MappingProxyType({})
+) -> JobCollectives:
     """Matches the collectives of all ranks, aligns the clocks, and finds which device waited for which.
 
     First calls, in which a communicator is made, are left out, and a note states their number.
+
+    Args:
+        summaries: the tables of the summaries.
+        nodes: number of the node of each rank, as `thence.analysis.ranks.nodes.nodes_of` returns it.
     """
     groups, numbers = _groups(summaries["groups"].lazy())
     devices = summary_table(summaries, "devices").select("rank", "device", begun="start")
@@ -237,7 +275,7 @@ def job_collectives(summaries: Mapping[str, pl.DataFrame | pl.LazyFrame]) -> Job
     shift = clocks.shift(devices["rank"].to_numpy(), devices["begun"].to_numpy())
     begins = devices.with_columns(pl.col("begun") - pl.Series(shift))
     rows, notes = _timed(rows, peers, clocks)
-    return JobCollectives(rows, _members(groups), begins, clocks, origin, notes)
+    return JobCollectives(rows, with_links(_members(groups), nodes), begins, clocks, origin, notes)
 
 
 def _sorted(rows: pl.DataFrame, by: tuple[str, ...]) -> pl.DataFrame:

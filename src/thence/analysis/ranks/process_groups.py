@@ -18,6 +18,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.ranks.lateness import late_since
+from thence.analysis.ranks.nodes import UNKNOWN
 from thence.model.collective_kinds import JOINT, MESSAGES
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ _LINKS: dict[str, pl.DataType] = {
     "group": pl.Int32(),
     "members": pl.String(),
     "ranks": pl.List(pl.Int32()),
+    "nodes": pl.Int32(),
+    "link": pl.String(),
     "extra_ns": pl.Float64(),
     "low_ns": pl.Float64(),
     "since_step": pl.String(),
@@ -55,7 +58,8 @@ def group_rows(collectives: JobCollectives, world: int) -> pl.DataFrame:
 
     Returns:
         group, kind (one of `KINDS`), told_by (what decided the kind: name, size, traffic or null), name,
-        description, members, size, shown (number of its devices in the trace), collectives (number of instances), and,
+        description, members, size, shown (number of its devices in the trace), nodes and link (see
+        `thence.analysis.ranks.nodes.with_links`), collectives (number of instances), and,
         summed over devices, exposed_ns, exposed_wait_ns (where a participant is missing, to the last arrival that the
         trace shows) and transfer_ns (exposed time that is no wait; null if devices are missing); the largest wait
         first. Collectives of XLA programs are one group without a name.
@@ -92,13 +96,13 @@ def group_rows(collectives: JobCollectives, world: int) -> pl.DataFrame:
     )  # fmt: skip
     return rows.select(
         "group", "name", "description", "members", "collectives", "exposed_ns", "exposed_wait_ns",
-        kind=kind, told_by=decided_by, size=size,
+        "nodes", kind=kind, told_by=decided_by, size=size, link=pl.col("link").fill_null(UNKNOWN),
         shown="shown",
         transfer_ns=pl.when((pl.col("shown") >= size).fill_null(value=True)).then(
             (pl.col("exposed_ns") - pl.col("exposed_wait_ns")).clip(lower_bound=0)
         ),
     ).select(
-        "group", "kind", "told_by", "name", "description", "members", "size", "shown", "collectives",
+        "group", "kind", "told_by", "name", "description", "members", "size", "shown", "nodes", "link", "collectives",
         "exposed_ns", "exposed_wait_ns", "transfer_ns",
     ).sort("exposed_wait_ns", "group", descending=[True, False], nulls_last=True)  # fmt: skip
 
@@ -113,9 +117,9 @@ def slow_links(collectives: JobCollectives, steps: pl.DataFrame, keys: list[str]
         step_ns: mean time of a step.
 
     Returns:
-        group, members (text), ranks (list; null if unknown), extra_ns (mean per step, since since_step), low_ns
-        (lower bound of extra_ns less the mean of the other groups), since_step (key), times (transfer time of the
-        group / median of similar groups).
+        group, members (text), ranks (list; null if unknown), nodes and link (as in `group_rows`), extra_ns (mean per
+        step, since since_step), low_ns (lower bound of extra_ns less the mean of the other groups), since_step (key),
+        times (transfer time of the group / median of similar groups).
     """
     moved = _transfers(collectives, steps, keys)
     if moved.is_empty():

@@ -478,7 +478,10 @@ def _epoch(space: XSpace) -> int | None:
 
 def _devices(space: XSpace, rank: int) -> tuple[Device, ...]:
     columns = ("device", "name", "memory_bytes", "multiprocessors", "compute_capability")
-    return tuple(Device(rank, *row) for row in space.devices.select(columns).iter_rows())
+    node = space.hostnames[0] if len(space.hostnames) == 1 else None
+    return tuple(
+        dataclasses.replace(Device(rank, *row), node=node) for row in space.devices.select(columns).iter_rows()
+    )
 
 
 def _launching_ranges(gpu: pl.DataFrame, host: pl.DataFrame) -> Int64:

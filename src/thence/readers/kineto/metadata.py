@@ -23,6 +23,10 @@ _HIP_CALL = re.compile(r"hip[A-Z]\w*")
 _BY_CATEGORY = ("mtia", "xpu", "privateuse1", "cuda")
 _RANK_IN_NAME = re.compile(r"rank[-_ ]?(\d+)", re.IGNORECASE)
 # File names that tensorboard_trace_handler writes if the name of the worker is its rank.
+# ... and if it is that of the process; and folders of the machines of a job.
+_NODE_AS_WORKER = re.compile(r"([\w.-]{1,250})_\d{1,10}\.\d{10,20}\.pt\.trace\.json(?:\.gz)?")
+_NO_NODES = ("rank", "local_rank", "worker", "gpu", "device", "process", "proc")
+_NODE_FOLDER = re.compile(r"(?:node|host)[-_]?\d{1,9}", re.IGNORECASE)
 _RANK_AS_WORKER = re.compile(r"(\d{1,9})\.[\w-]+\.pt\.trace\.json")
 
 
@@ -59,6 +63,15 @@ def rank_of(metadata: Mapping[str, Any], file_name: str) -> int | None:
     return int(match[1]) if match and len(match[1]) < 10 else None
 
 
+def node_of(file_name: str) -> str | None:
+    """The machine that the name of a trace states, or that of a folder that it is in; None if neither does."""
+    path = PurePath(file_name)
+    worker = _NODE_AS_WORKER.fullmatch(path.name)
+    if worker and worker[1].lower() not in _NO_NODES:
+        return worker[1]
+    return next((part for part in reversed(path.parts[:-1]) if _NODE_FOLDER.fullmatch(part)), None)
+
+
 def epoch_ns(metadata: Mapping[str, Any], earliest: int | None) -> int | None:
     """Unix time at which the trace's clock reads 0.
 
@@ -72,20 +85,23 @@ def epoch_ns(metadata: Mapping[str, Any], earliest: int | None) -> int | None:
     return 0 if earliest is not None and earliest > year_2001 else None
 
 
-def described_devices(metadata: Mapping[str, Any], used: Iterable[tuple[int, int]]) -> tuple[Device, ...]:
+def described_devices(
+    metadata: Mapping[str, Any], used: Iterable[tuple[int, int]], node: str | None
+) -> tuple[Device, ...]:
     """The devices in use, with their properties from ``deviceProperties``.
 
     Args:
         metadata: of the file.
         used: (rank, device) pairs that have activities.
+        node: the machine, as `node_of` returns it.
     """
     listed = field(metadata, "deviceProperties", list[Any]) or []
     described = [d for d in listed if isinstance(d, dict)]
     properties_of = {field(d, "id", Rank): d for d in described}
-    return tuple(_device(rank, device, properties_of.get(device, {})) for rank, device in sorted(used))
+    return tuple(_device(rank, device, properties_of.get(device, {}), node) for rank, device in sorted(used))
 
 
-def _device(rank: int, device: int, properties: Mapping[str, Any]) -> Device:
+def _device(rank: int, device: int, properties: Mapping[str, Any], node: str | None) -> Device:
     major, minor = (field(properties, f"compute{part}", Count) for part in ("Major", "Minor"))
     return Device(
         rank,
@@ -94,6 +110,7 @@ def _device(rank: int, device: int, properties: Mapping[str, Any]) -> Device:
         field(properties, "totalGlobalMem", Count),
         field(properties, "numSms", Count),
         None if major is None or minor is None else f"{major}.{minor}",
+        node=node,
     )
 
 

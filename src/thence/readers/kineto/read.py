@@ -139,7 +139,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         formats=(NAME,),
         epoch_ns=describe.epoch_ns(metadata, _earliest(tables)),
         facts=(describe.facts(metadata) | ran_on,),
-        devices=describe.described_devices(metadata, _used_devices(gpu, gpu_order)),
+        devices=describe.described_devices(metadata, _used_devices(gpu, gpu_order), describe.node_of(source.name)),
         process_groups=describe.process_groups(metadata),
         warnings=tuple(warnings),
         losses=lost,

@@ -270,7 +270,7 @@ def _devices(folder: Folder, gpu: pl.DataFrame, rank: int) -> tuple[Device, ...]
         inside = [mhz for at, mhz in taken if first is not None and first <= at - zero <= last and mhz]
         clocks[samples.device] = float(median(inside)) if inside else None
     return tuple(
-        Device(rank=rank, **msgspec.structs.asdict(device), clock_mhz=clocks.get(device.device))
+        Device(rank=rank, **msgspec.structs.asdict(device), clock_mhz=clocks.get(device.device), node=about.host)
         for device in about.devices
     )
 
