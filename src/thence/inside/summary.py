@@ -9,6 +9,8 @@ import numpy as np
 import polars as pl
 
 from thence.errors import MissingData
+from thence.inside.text import headings_of, inside_lines
+from thence.model.answer import Answer, TableView
 from thence.model.intervals import levels, union_lengths
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ _QUANTILES = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99}
 
 
 @dataclass(frozen=True)
-class InsideSummary:
+class InsideSummary(Answer):
     """Time by range and SM load of one kernel launch.
 
     If the rate of the SM clock is unknown, ``unit`` is cycles: columns of ``rows`` end in _cycles instead of _ns, and
@@ -75,10 +77,26 @@ class InsideSummary:
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
 
+    def about(self) -> tuple[str, ...]:
+        """The launch, and what the SMs did."""
+        return inside_lines(self)
+
+    def views(self) -> tuple[TableView, ...]:
+        """The ranges, then instants if there are any."""
+        headings = headings_of(self)
+        if not int(self.rows["unclosed"].sum()):
+            del headings["unclosed"]
+        instants = TableView(self.instants, {"name": "instant", "count": "count"})
+        return (TableView(self.rows, headings), *(() if self.instants.is_empty() else (instants,)))
+
+    def remarks(self) -> tuple[str, ...]:
+        """The notes and warnings of the decoder."""
+        return (*self.notes, *self.warnings)
+
     def to_json(self) -> dict[str, Any]:
         """Every attribute except notes and warnings as JSON values; units are in the keys."""
         frames = ("rows", "instants", "sms")
-        texts = ("notes", "warnings")
+        texts = ("notes", "warnings", "caveats")
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in (*frames, *texts)}
         return plain | {name: getattr(self, name).to_dicts() for name in frames}
 

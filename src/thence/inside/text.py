@@ -32,10 +32,10 @@ def headings_of(summary: InsideSummary) -> dict[str, str]:
     return {re.sub("_ns$", f"_{summary.unit}", name): text for name, text in _HEADINGS.items()}
 
 
-def inside_lines(summary: InsideSummary, path: str) -> tuple[str, str]:
-    """The line about the launch above the table of ranges, and the line about the SMs below it."""
-    kernel = f"{summary.kernel}: " if summary.kernel else ""
-    head = f"{path}: {kernel}{format_count(summary.traces)} traces of {format_count(summary.blocks)} blocks, "
+def inside_lines(summary: InsideSummary, path: str = "") -> tuple[str, str]:
+    """The line about the launch, which begins with the path if there is one, and the line about the SMs."""
+    named = "".join(f"{name}: " for name in (path, summary.kernel) if name)
+    head = f"{named}{format_count(summary.traces)} traces of {format_count(summary.blocks)} blocks, "
     idle = "" if summary.idle_sms is None else f", {summary.idle_sms} ran nothing"
     ran = f"{summary.sms.height} SMs ran something{idle}; " if not summary.sms.is_empty() else ""
     span, spread, waves = summary.span_ns, summary.start_spread_ns, summary.waves
