@@ -158,8 +158,8 @@ def memory_chart(found: MemoryOverTime) -> Chart:
         colour = NEUTRAL if name == found.before else next(colours, NEUTRAL)
         series.append(Series(_cut(pl.Series([name]))[0], "area", points, colour))
     caption = (
-        f"Memory that was handed out on {found.where}, by {found.by}. The bytes of all areas add up to what the allocator "
-        "states."
+        f"Memory that was handed out on {found.where}, by {found.by}. The bytes of all areas add up to what the "
+        "allocator states."
     )
     return Chart("Memory over time", tuple(series), Axis("time", "time", "ns"), Axis("bytes", "live", "bytes"), caption)
 
