@@ -156,13 +156,14 @@ def _csv(summaries: Sequence[tuple[str, InsideSummary]]) -> None:
 def _tables(summaries: Sequence[tuple[str, InsideSummary]]) -> None:
     from rich.text import Text
 
-    from thence.inside.text import inside_lines
+    from thence.inside.summary import inside_lines
     from thence.writers.text.frame_table import frame_table
+    from thence.writers.text.printable import printable
 
     screen = console()
     for number, (name, summary) in enumerate(summaries):
         head, below = inside_lines(summary, name)
-        print_table(screen, Text("\n" * (number > 0) + head, "bold"))
+        print_table(screen, Text("\n" * (number > 0) + printable(head), "bold"))
         for view in summary.views():
             print_table(screen, frame_table(view.rows, view.headings, screen.width))
         print_table(screen, Text(below))
