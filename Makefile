@@ -42,7 +42,7 @@ format: $(VENV)/installed-dev  ## formats the code
 
 docs: $(VENV)/installed-docs  ## the documentation as a site, in site/; needs no network once its packages are there
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
-	@echo "site/index.html is written; with search: $(BIN)/mkdocs serve"
+	@echo "site/index.html is written"
 
 check-docs: $(VENV)/installed-dev  ## runs every command of README, docs and --help, and compares what they show
 	$(BIN)/python docs/check_commands.py

@@ -48,6 +48,7 @@ HELP = "--help"
 WIDTH = "110"
 _LEFT_OUT = (
     (r"(?:thence record|torchrun|python |nsys |xprof)", "needs a GPU"),
+    (r"thence roofline --measure-peaks", "needs a GPU"),
     (r"thence mcp\b", "serves until its input ends"),
     (r"thence top\b|.*summaries\.jsonl", "needs a program that is being recorded"),
     (r"(?:pip|pipx|uvx|uv|git|make|cd|eval|sbatch|srun|man|export)\b", "sets something up"),
@@ -63,6 +64,8 @@ _CODES = {
     "thence collectives rank*.zip --format json": 2,  # of a single GPU
     "thence streams traces/ --expect 'communication!=GEMM'": 2,  # of that job's kernels only collectives were kept
     "thence steps traces/": 2,  # and no steps
+    "thence roofline traces/ --by kernel --steps typical --format json": 2,
+    "thence label run/ --graph graph.html": 2,  # the recording of that name has no graphs
     "thence label traces/ -o labelled.pftrace": 2,  # and no graphs
     "thence inside gemm.npz --merge trace.json.gz -o all.pftrace": 2,  # the trace is of another program
     "thence diff --baseline main_runs/ new* --fail-on 'total>5%' --fail-on 'label:forward/attention>10%'": 1,

@@ -395,7 +395,7 @@ class Trace:
             UsageError: ``by`` has another value.
             MissingData: the trace holds no events about memory.
         """
-        return memory_times.memory_over_time(self.tables, by or self.memory().by)
+        return self._answer(memory_times.memory_over_time(self.tables, by or self.memory().by))
 
     def step_kinds(self) -> StepKinds:
         """Time per step of an inference server, by batch size, layer and kernel.

@@ -74,6 +74,15 @@ def test_kinds_of_steps_keep_their_figures(tmp_path: Path, capsys: Capture, monk
     assert max(map(len, lines[heading : heading + 2])) <= int(width)
 
 
+def test_names_are_shortened_before_a_figure_is_lost(capsys: Capture, monkeypatch: Patch) -> None:
+    """Beside names of 28 characters, 100 columns hold count, total, mean, share, headroom and FLOP/s."""
+    lines = screen(capsys, monkeypatch, "100", "report", EAGER, "--by", "kernel")
+    (heading,) = [n for n, line in enumerate(lines) if line.startswith("GPU time by kernel")]
+    assert {"count", "total", "mean", "share", "headroom", "TFLOP/s"} <= {*lines[heading].split()}
+    assert any("…" in line for line in lines[heading + 1 : heading + 13])
+    assert max(map(len, lines[heading : heading + 13])) <= 100
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_layers_fold_at_every_width(capsys: Capture, monkeypatch: Patch, width: str) -> None:
     lines = screen(capsys, monkeypatch, width, "report", LAYERS)

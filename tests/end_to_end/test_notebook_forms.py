@@ -39,6 +39,12 @@ RESULTS: dict[str, Callable[[dict[str, thence.Trace]], Any]] = {
     "graph_coverage": lambda t: t["one"].graph_coverage,
     "replayed_graph": lambda t: t["graphed"].replayed_graph(),
     "self_check": lambda t: t["one"].self_check(),
+    "explanation": lambda t: t["one"].explain(),
+    "late_ranks": lambda t: t["ranks"].ranks(),
+    "roofline": lambda t: t["one"].roofline(),
+    "memory": lambda t: t["memory"].memory(),
+    "memory_over_time": lambda t: t["memory"].memory_over_time(),
+    "inside": lambda _: thence.inside.open(DATA / "inside" / "gpu_triton.npz").summary(),
 }
 
 
@@ -49,6 +55,7 @@ def traces() -> dict[str, thence.Trace]:
         "ranks": shared(*FSDP),
         "xla": thence.open(DATA / "jax" / "jax_fsdp2.xplane.pb.gz"),
         "compiled": thence.open(DATA / "jax" / "recording"),
+        "memory": thence.open(DATA / "torch" / "memory" / "conv_training.json.gz"),
         "graphed": thence.open(DATA / "torch" / "graphs" / "compiled_replay.json.gz"),
     }
 

@@ -6,11 +6,15 @@ import importlib
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import thence
 from thence.integrations import SCALARS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(thence.__file__).parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -21,6 +25,11 @@ OF_EXAMPLES = {
 """Files that the worked examples of docs/architecture.md make, and names that stand for a user's own."""
 _SHOWN = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 """What commands print: names of modules of a model look like paths there."""
+_NO_PROSE = re.compile(r"^```.*?^```$|<!--.*?-->|^(?:\||#|!\[| {4}).*?$", re.DOTALL | re.MULTILINE)
+"""Code, what commands print, tables, headings and pictures."""
+_ITEMS = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )")
+_SENTENCES = re.compile(r"""(?<=[.!?])[)"'*_]*\s+(?=["'(*_\[A-Z0-9`]|thence|torch|jax)""")
+_MOST_WORDS = 30
 _PATH = re.compile(r"`((?:\w+/)+\w*(?:\.\w+)?|\w+\.py)`")
 
 
@@ -31,6 +40,24 @@ def test_files_named_in_documents_exist(page: Path) -> None:
         here = (page.parent / name, ROOT / name, ROOT / "src" / "thence" / name)
         anywhere = (ROOT / "src" / "thence").rglob(name)
         assert any(path.exists() for path in here) or any(True for _ in anywhere), name
+
+
+def sentences(text: str) -> Iterator[str]:
+    """The sentences of a page; a piece of code is one word, and of a link its text counts."""
+    prose = re.sub(r"\]\([^)]*\)", "]", _NO_PROSE.sub("\n", text))
+    for item in _ITEMS.split(re.sub(r"`[^`]*`", "`code`", prose)):
+        yield from _SENTENCES.split(" ".join(item.split()))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_sentences_are_short(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert [one for one in sentences(text) if len(one.split()) > _MOST_WORDS] == []
+
+
+def test_what_counts_as_a_sentence() -> None:
+    page = "# A title. Of two\n\nOne [word](a/b.md). `a b c` too: (yes.) Three\n- item\n\n| a. B |\n```sh\nx. Y\n```\n"
+    assert [one for one in sentences(page) if one] == ["One [word].", "`code` too: (yes.", "Three", "- item"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -29,7 +29,7 @@ LAYERS = (
     {"capture.marks"},
     {"attribution", "capture.jax", "capture.torch", "inside"},
     {"analysis", "inside.launch_matching", "inside.summary", "inside.timeline"},
-    {"inside.text", "writers"},
+    {"writers"},
     {"inside.profile", "trace"},
     {"store"},
     {"folding", "opening"},

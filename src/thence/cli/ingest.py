@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -109,7 +110,7 @@ def _show(done: Ingested, store: str) -> None:
     put(
         f"{store}: {format_count(ranks)} ranks; read now {format_count(done.written)}, unchanged "
         f"{format_count(done.kept)}, left out {format_count(len(manifest.left))}; most memory of a worker "
-        f"{format_bytes(most)}\n"
+        f"{format_bytes(most)}\nnext  thence ranks {shlex.quote(store)}\n"
     )
     for warning in (*(left.reason for left in manifest.left), *manifest.warnings):
         say(f"warning: {warning}")

@@ -149,27 +149,23 @@ def _csv(summaries: Sequence[tuple[str, InsideSummary]]) -> None:
     ]
     put(csv_text(pl.concat(frames, how="diagonal")))
     for _, summary in summaries:
-        for text in (*summary.notes, *summary.warnings):
+        for text in summary.remarks():
             say(text)
 
 
 def _tables(summaries: Sequence[tuple[str, InsideSummary]]) -> None:
     from rich.text import Text
 
-    from thence.inside.text import headings_of, inside_lines
+    from thence.inside.summary import inside_lines
     from thence.writers.text.frame_table import frame_table
+    from thence.writers.text.printable import printable
 
     screen = console()
     for number, (name, summary) in enumerate(summaries):
         head, below = inside_lines(summary, name)
-        print_table(screen, Text("\n" * (number > 0) + head, "bold"))
-        shown = headings_of(summary)
-        if not int(summary.rows["unclosed"].sum()):
-            del shown["unclosed"]
-        print_table(screen, frame_table(summary.rows, shown, screen.width))
-        if not summary.instants.is_empty():
-            headings = {"name": "instant", "count": "count"}
-            print_table(screen, frame_table(summary.instants, headings, screen.width))
+        print_table(screen, Text("\n" * (number > 0) + printable(head), "bold"))
+        for view in summary.views():
+            print_table(screen, frame_table(view.rows, view.headings, screen.width))
         print_table(screen, Text(below))
         for text in summary.notes:
             print_table(screen, Text(text, "dim"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +17,7 @@ from thence.cli.output import (
     console,
     force_option,
     output_option,
+    print_command,
     print_json,
     print_notes,
     print_table,
@@ -211,6 +213,7 @@ def _show(
 
     from thence.attribution.cuda_graphs.labelling import LABELS_NOTE
     from thence.writers.text.frame_table import frame_table
+    from thence.writers.text.printable import printable
 
     screen = console()
     headings = {"count": "activities", "kernels": "kernels", "total_ns": "total"}
@@ -230,6 +233,10 @@ def _show(
     for line in filter(None, lines):
         print_table(screen, Text(line))
     print_notes(screen, (*of_files, *trace.meta.warnings))
+    for path in written:
+        if path.lower().endswith((".json", ".json.gz")):
+            command = printable(f"thence report {shlex.quote(path)} --by label")
+            print_command(screen, Text.assemble(("next  ", "bold"), (command, "green")))
 
 
 def _edge_lines(edges: pl.DataFrame) -> Iterator[str]:

@@ -11,7 +11,7 @@ ranges.py       enter and exit events -> ranges
 decoding.py     the whole decoding: a buffer -> traces, ranges, events
 files.py        reads and writes buffers on disk
 profile.py      what `open` returns: the decoded buffer with its summary and timelines
-summary.py      time of each range; text.py shows it
+summary.py      time of each range
 launch_matching.py  the launch of a trace that a buffer belongs to
 timeline.py     in-kernel ranges on timelines, alone or under their kernels
 launches.py     allocates device buffers for launches and reads them back

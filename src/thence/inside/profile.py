@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from thence.inside.decoding import Decoded, decode
 from thence.inside.files import load
 from thence.inside.summary import InsideSummary, summarize
-from thence.inside.text import inside_lines
 from thence.inside.timeline import merged, standalone
-from thence.model.answer import Lines, TableView
 from thence.writers.timelines.write import write_timeline
 
 if TYPE_CHECKING:
@@ -95,13 +94,7 @@ class Inside:
         return tuple(timeline.notes)
 
     def _repr_html_(self) -> str:
-        summary = self.summary()
-        about = inside_lines(summary, self.path)
-        figures = {f"{name}_{summary.unit}": name for name in ("mean", "p50", "p99")}
-        headings = {"name": "range", "count": "count", f"total_{summary.unit}": "total", "share": "share", **figures}
-        notes = Lines(tuple((text, "") for text in (*summary.notes, *summary.warnings)))
-        heading = Lines(tuple((text, "") for text in about))
-        return f"<div>{heading.html()}{TableView(summary.rows, headings).html()}{notes.html()}</div>"
+        return f"<div><p>{escape(self.path)}</p>{self.summary()._repr_html_()}</div>"
 
 
 def open_inside(path: str | os.PathLike[str], clock_ghz: float | None = None) -> Inside:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,9 @@ import numpy as np
 import polars as pl
 
 from thence.errors import MissingData
+from thence.model.answer import Answer, TableView
 from thence.model.intervals import levels, union_lengths
+from thence.units import format_count, format_ns, format_share
 
 if TYPE_CHECKING:
     from thence.inside.decoding import Decoded
@@ -17,8 +20,24 @@ if TYPE_CHECKING:
 _QUANTILES = {"p50_ns": 0.5, "p90_ns": 0.9, "p99_ns": 0.99}
 
 
+_HEADINGS = {
+    "name": "range",
+    "count": "count",
+    "total_ns": "total",
+    "share": "share",
+    "mean_ns": "mean",
+    "p50_ns": "p50",
+    "p90_ns": "p90",
+    "p99_ns": "p99",
+    "sm_low_ns": "SM low",
+    "sm_high_ns": "SM high",
+    "unclosed": "unclosed",
+}
+"""Columns of `InsideSummary.rows` that are shown, the most important first; names as in ns."""
+
+
 @dataclass(frozen=True)
-class InsideSummary:
+class InsideSummary(Answer):
     """Time by range and SM load of one kernel launch.
 
     If the rate of the SM clock is unknown, ``unit`` is cycles: columns of ``rows`` end in _cycles instead of _ns, and
@@ -75,12 +94,55 @@ class InsideSummary:
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
 
+    def about(self) -> tuple[str, ...]:
+        """The launch, and what the SMs did."""
+        return inside_lines(self)
+
+    def views(self) -> tuple[TableView, ...]:
+        """The ranges, then instants if there are any."""
+        headings = headings_of(self)
+        if not int(self.rows["unclosed"].sum()):
+            del headings["unclosed"]
+        instants = TableView(self.instants, {"name": "instant", "count": "count"})
+        return (TableView(self.rows, headings), *(() if self.instants.is_empty() else (instants,)))
+
+    def remarks(self) -> tuple[str, ...]:
+        """The notes and warnings of the decoder."""
+        return (*self.notes, *self.warnings)
+
     def to_json(self) -> dict[str, Any]:
         """Every attribute except notes and warnings as JSON values; units are in the keys."""
         frames = ("rows", "instants", "sms")
-        texts = ("notes", "warnings")
+        texts = ("notes", "warnings", "caveats")
         plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in (*frames, *texts)}
         return plain | {name: getattr(self, name).to_dicts() for name in frames}
+
+
+def headings_of(summary: InsideSummary) -> dict[str, str]:
+    """The shown columns of a summary with their headings, by the unit of its times."""
+    return {re.sub("_ns$", f"_{summary.unit}", name): text for name, text in _HEADINGS.items()}
+
+
+def inside_lines(summary: InsideSummary, path: str = "") -> tuple[str, str]:
+    """The line about the launch, which begins with the path if there is one, and the line about the SMs."""
+    named = "".join(f"{name}: " for name in (path, summary.kernel) if name)
+    head = f"{named}{format_count(summary.traces)} traces of {format_count(summary.blocks)} blocks, "
+    idle = "" if summary.idle_sms is None else f", {summary.idle_sms} ran nothing"
+    ran = f"{summary.sms.height} SMs ran something{idle}; " if not summary.sms.is_empty() else ""
+    span, spread, waves = summary.span_ns, summary.start_spread_ns, summary.waves
+    tail, tail_idle = summary.tail_ns, summary.tail_idle
+    if span is None or spread is None or waves is None or tail is None or tail_idle is None:
+        below = f"{ran}starts on different SMs cannot be compared in cycles"
+        return f"{head}times in cycles: the rate of the SM clock is unknown", below
+    head += f"{format_ns(span)} from the first start to the last end"
+    below = f"blocks began within {format_ns(spread)}, {waves:.2f} waves"
+    if not summary.sms.is_empty():
+        below += (
+            f"; {ran}tail {format_ns(tail)},"
+            f" {format_share(tail_idle, 1)} of it idle; busiest SM"
+            f" {summary.imbalance:.2f} times the mean"
+        )
+    return head, below
 
 
 def summarize(decoded: Decoded) -> InsideSummary:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -13,6 +13,7 @@ from thence.analysis.memory.answer import allocations
 from thence.analysis.memory.moments import PEAK, moments, readings, zero
 from thence.analysis.memory.places import DEVICE, HOST_DEVICE
 from thence.errors import MissingData
+from thence.model.answer import Answer, TableView
 
 if TYPE_CHECKING:
     from thence.model.arrays import Int64
@@ -26,7 +27,7 @@ _MOST_POINTS = 400
 
 
 @dataclass(frozen=True)
-class MemoryOverTime:
+class MemoryOverTime(Answer):
     """What one device's memory held over time: the device with the highest peak.
 
     Attributes:
@@ -44,6 +45,32 @@ class MemoryOverTime:
     points: pl.DataFrame
     names: tuple[str, ...]
     before: str = BEFORE
+
+    @property
+    def where(self) -> str:
+        """Whose memory it is, in words."""
+        return "the host" if self.device is None else f"rank {self.rank} GPU {self.device}"
+
+    def about(self) -> tuple[str, ...]:
+        """Whose memory it is, and by what."""
+        return (f"memory of {self.where} over time, by {self.by}",)
+
+    def views(self) -> tuple[TableView]:
+        """The most that each name held, and what it held last."""
+        held = self.points.group_by("name", maintain_order=True).agg(
+            pl.col("bytes").max().alias("most_bytes"), pl.col("bytes").last().alias("last_bytes")
+        )
+        headings = {"name": self.by, "most_bytes": "most", "last_bytes": "at the end"}
+        return (TableView(held, headings, bar="most_bytes"),)
+
+    def to_frame(self) -> pl.DataFrame:
+        """`points`."""
+        return self.points
+
+    def to_json(self) -> dict[str, Any]:
+        """Every attribute as JSON values; times are in ns."""
+        points = self.points.rename({"time": "time_ns"}).to_dicts()
+        return {"by": self.by, "rank": self.rank, "device": self.device, "points": points}
 
 
 def memory_over_time(trace: Attributed, by: str) -> MemoryOverTime:

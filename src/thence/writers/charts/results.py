@@ -151,7 +151,6 @@ def roofline_chart(found: Roofline) -> Chart:
 
 def memory_chart(found: MemoryOverTime) -> Chart:
     """What a device's memory held over time, by place, as stacked areas."""
-    where = "the host" if found.device is None else f"rank {found.rank} GPU {found.device}"
     colours = iter(COLOURS)
     series = []
     for name in found.names:
@@ -159,8 +158,8 @@ def memory_chart(found: MemoryOverTime) -> Chart:
         colour = NEUTRAL if name == found.before else next(colours, NEUTRAL)
         series.append(Series(_cut(pl.Series([name]))[0], "area", points, colour))
     caption = (
-        f"Memory that was handed out on {where}, by {found.by}. The bytes of all areas add up to what the allocator "
-        "states."
+        f"Memory that was handed out on {found.where}, by {found.by}. The bytes of all areas add up to what the "
+        "allocator states."
     )
     return Chart("Memory over time", tuple(series), Axis("time", "time", "ns"), Axis("bytes", "live", "bytes"), caption)
 

@@ -42,12 +42,10 @@ _MOST_REASONS = 10
 _KINDS_WIDTH = 30
 _NAME_WIDTH = 96
 _BAR_WIDTH = 8
-_WIDE = 100
-_LAST = ("", "mean", "backward", "count", "exposed")
-"""Columns that a narrow terminal leaves out, in this order."""
-_USE = ("TFLOP/s", "headroom")
-"""Columns about use of the GPU, in the order in which a narrow terminal leaves them out before all others."""
+_LAST = ("", "TFLOP/s", "headroom", "mean", "backward", "count", "exposed")
+"""Columns that a narrow terminal leaves out, in this order: first the bars, which repeat the shares."""
 _RANK_OF_USE = 10
+_RANK_OF_BARS = 11
 _LONGEST_PATH = 48
 _LEAST_NAME = 16
 _LEAST_FOLDED = 28
@@ -152,7 +150,7 @@ def _folded_table(summary: Summary, folded: pl.DataFrame, top: int, width: int, 
         *_exposed(summary, rows),
         *_backward(summary, rows),
         _Column("share", [format_share(ns, summary.sum_ns) for ns in rows["total_ns"]], 1),
-        _Column("", _bars(share), 9),
+        _Column("", _bars(share), _RANK_OF_BARS),
         _Column("per layer", [_spread(row) for row in rows.iter_rows(named=True)], 4),
         _Column("differs most", [_differs(row) for row in rows.iter_rows(named=True)], 3),
         *(
@@ -181,7 +179,7 @@ def _tree_table(summary: Summary, top: int, width: int, depth: int, *, each: boo
         _Column("itself", [format_ns(ns) if ns else "-" for ns in rows["self_ns"]], 3),
         *_backward(summary, rows),
         _Column("share", [format_share(ns, summary.sum_ns) for ns in rows["total_ns"]], 1),
-        _Column("", _bars(rows["share"].to_list()), 6),
+        _Column("", _bars(rows["share"].to_list()), _RANK_OF_BARS),
     ]
     levels = [2 * (level - 1) for level in rows["depth"]]
     names = _Names(rows["part"].to_list(), [not held for held in rows["attributed"]], levels)
@@ -230,9 +228,8 @@ def _fitting_table(summary: Summary, names: _Names, columns: Sequence[_Column], 
     indents = names.indents or [0] * len(names.texts)
     lengths = [indent + len(text) for indent, text in zip(indents, names.texts, strict=True)]
     longest = min(max([*lengths, len(_title(summary)), _LEAST_NAME]), _NAME_WIDTH)
-    room, chosen = width, set[str]()
+    room, chosen, least = width, set[str](), min(longest, _LEAST_FOLDED)
     for column in sorted(columns, key=lambda column: column.rank):
-        least = longest if column.rank == _RANK_OF_USE else min(longest, _LEAST_FOLDED)
         if not chosen or room - column.width - 2 >= least:
             chosen.add(column.heading)
             room -= column.width + 2
@@ -417,21 +414,14 @@ def _every_column(summary: Summary, *, work: bool) -> dict[str, int]:
 
 
 def _shown_columns(summary: Summary, every: Mapping[str, int], top: int, width: int) -> dict[str, int]:
-    """The columns that leave room for the names, or for `_LEAST_FOLDED` characters of them.
-
-    Those of `_USE` leave room for all names in full.
-    """
+    """The columns that leave room for the names, or for `_LEAST_FOLDED` characters of them."""
     columns = dict(every)
     rows = summary.rows.head(top)
-    full = min(max(len(_title(summary)), *map(len, rows["short_name"])), _NAME_WIDTH)
     names = rows.filter("attributed")["short_name"]
     wanted = max(len(_title(summary)), _LEAST_NAME, *map(len, names))
     needed = min(wanted, _LEAST_FOLDED)
-    if width >= _WIDE and "op_name" in rows.columns and rows["op_name"].count():
-        needed += 2 + _LEAST_APART
-    for column in (*_USE, *_LAST):
-        least = max(needed, full + 2) if column in _USE else needed
-        if width - sum(n + 2 for n in columns.values()) < least:
+    for column in _LAST:
+        if width - sum(n + 2 for n in columns.values()) < needed:
             columns.pop(column, None)
     return columns
 
