@@ -302,7 +302,11 @@ class Composed:
 
     def with_backward(self, kind: str) -> str:
         """What must be said of a place of a kind besides its name; empty if its backward work does not count there."""
-        return " or in its backward pass" if kind in FOLLOWING and self.backward_share >= SHOWN_SHARE else ""
+        return (
+            " (backward work counts at its forward operator)"
+            if kind in FOLLOWING and self.backward_share >= SHOWN_SHARE
+            else ""
+        )
 
     @property
     def length_ns(self) -> float | None:
@@ -594,8 +598,8 @@ def _communication(composed: Composed) -> Iterator[Finding]:
     length = composed.length_ns
     yield Finding(
         "communication",
-        f"for {format_share(exposed, 1)}{spread.text} of {composed.unit} the GPU communicates and computes nothing; the "
-        f"largest part in {quoted(kind)}",
+        f"for {format_share(exposed, 1)}{spread.text} of {composed.unit} the GPU communicates and computes nothing; "
+        f"the largest part in {quoted(kind)}",
         None if length is None else exposed * length,
         "ns per step" if length is not None else "share",
         Command("collectives"),

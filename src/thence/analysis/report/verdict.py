@@ -198,11 +198,11 @@ def verdict(measured: Measured, soundness: Soundness) -> Verdict:
         spread = measured.spread("busy").text
         text = f"GPU-bound: the GPU is busy for {format_share(measured.busy, 1)}{spread} of {whole}{exposed}"
         return Verdict("gpu_bound", text + others)
-    share = f"{format_share(idle, 1)}{measured.spread('idle').text}"
+    idle_text = f"{format_share(idle, 1)}{measured.spread('idle').text}"
     if measured.causes is None:
-        text = f"unknown: the GPU is idle for {share} of {whole}; why is unknown: {measured.no_causes}"
+        text = f"unknown: the GPU is idle for {idle_text} of {whole}; why is unknown: {measured.no_causes}"
         return Verdict("unknown", text + others)
-    text = _WORDS[largest].format(idle=share, whole=whole)
+    text = _WORDS[largest].format(idle=idle_text, whole=whole)
     return Verdict(largest, f"{text} ({_named(measured.causes, largest)}){others}")
 
 
