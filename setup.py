@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 import sysconfig
 from pathlib import Path
@@ -94,6 +95,9 @@ class Wheel(bdist_wheel):
         if not any(library.rglob("*.so")):
             self.root_is_pure, self.py_limited_api = True, False
             self.distribution.ext_modules = []
+        if self.distribution.data_files == _PTH:  # a pure wheel may have no folder purelib among its data
+            shutil.copy(_ROOT / "src" / "thence.pth", library)
+            self.distribution.data_files = []
         self.distribution.data_files.append(("share/man/man1", _man_pages(library.parent / "man")))
         super().run()
 
@@ -140,7 +144,8 @@ def _version() -> str:
 
 
 _PTH = [("../purelib", ["src/thence.pth"])]
-"""Data files are below the folder ``data`` of a wheel, whose neighbour ``purelib`` is installed to site-packages."""
+"""For editable installations: data files are below the folder ``data``, whose neighbour ``purelib`` is installed to
+site-packages. Wheels have the file beside the package."""
 _REPOSITORY = os.environ.get("THENCE_REPOSITORY", "").rstrip("/") or None
 
 

@@ -1,3 +1,3 @@
 """The version of thence, in a module of its own, so that every module that writes it into files can import it."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

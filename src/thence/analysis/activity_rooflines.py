@@ -65,7 +65,7 @@ def known_peaks(trace: Attributed, given: Peaks | None) -> dict[tuple[int, int],
     if not found:
         unknown = sorted({name or "a device without a name" for name in names.values()})
         raise MissingData(
-            f"{', '.join(trace.meta.inputs)}: the peaks of {', '.join(unknown)} are not known; "
+            f"{trace.meta.named}: the peaks of {', '.join(unknown)} are not known; "
             "--peak bfloat16=989 --bandwidth 3350 states them (TFLOP/s without sparsity, and GB/s), and "
             "thence roofline --measure-peaks measures them"
         )

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.attribution.collectives import complete_collectives
-from thence.attribution.host_rows import host_rows, row_numbers
+from thence.attribution.host_rows import host_rows, launch_rows, row_numbers
 from thence.attribution.launch_places import launch_places
 from thence.attribution.sources import file_of_frame
-from thence.attribution.steps import find_steps
+from thence.attribution.steps import find_steps, with_counting_ranges
 from thence.attribution.waiting import completed_waiting
 from thence.model.attributed import RULE, Attributed
 from thence.model.own_code import OwnCode, packages_shown
@@ -38,6 +38,7 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
     """
     installed = packages_shown(_files(tables))
     own_code = OwnCode.of(own, installed)
+    tables, counting = with_counting_ranges(tables, host_rows(tables, launch_rows(tables), own_code))
     of_launch = launch_places(tables, own_code)
     shares = None
     if tables.programs.is_empty():
@@ -72,7 +73,7 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
         "meta": dataclasses.replace(tables.meta, notes=(*tables.meta.notes, *notes)),
     }
     host = host_rows(tables, row_numbers(of_launch["launch"]), own_code)
-    steps, *of_steps = find_steps(tables, host)
+    steps, *of_steps = find_steps(tables, host, counting)
     places = places.with_columns(*of_steps, pl.lit(None, RULE).alias("separate"), label_rule=_label_rule(places))
     columns["steps"] = steps
     return Attributed(**columns, places=places, shares=shares, own=tuple(own), installed=installed)

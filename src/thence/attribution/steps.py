@@ -32,7 +32,7 @@ are equal, or with a period of two or more.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,17 +68,40 @@ _SMALLER = 1 << 24
 """Hashes are divided by this, so that the sum of those of a graph's kernels fits into 64 bits."""
 
 
-def find_steps(tables: Tables, host: HostRows) -> tuple[pl.DataFrame, pl.Series, pl.Series, pl.Series]:
+def with_counting_ranges(tables: Tables, host: HostRows) -> tuple[Tables, pl.DataFrame | None]:
+    """The tables in which ranges that count steps are steps and no labels, and these steps.
+
+    Without them, or if other ranges are marked as steps, the tables as they are and None.
+
+    Args:
+        tables: of the trace.
+        host: the host table with the launches of the activities.
+    """
+    if host.of("step").any() or (found := _ranges(tables, host)) is None:
+        return tables, None
+    rows, steps = found
+    counting = np.zeros(tables.host.height, np.bool_)
+    counting[rows] = True
+    category = tables.host["category"]
+    step = pl.Series(["step"], dtype=category.dtype).new_from_index(0, len(category))
+    renamed = step.zip_with(pl.Series(counting), category).alias("category")
+    return replace(tables, host=tables.host.with_columns(renamed)), steps
+
+
+def find_steps(
+    tables: Tables, host: HostRows, counting: pl.DataFrame | None = None
+) -> tuple[pl.DataFrame, pl.Series, pl.Series, pl.Series]:
     """The steps of a trace, and the step of every activity.
 
     Args:
         tables: of the trace; with XLA programs, the programs of activities are known.
         host: the host table with the launches of the activities.
+        counting: the steps that `with_counting_ranges` found.
 
     Returns:
         The steps, with the columns of `STEPS`; and for each row of ``gpu`` the columns step, step_rule and step_row.
     """
-    steps = _first_kind(tables, host)
+    steps = _first_kind(tables, host) if counting is None else _numbered(counting)
     row, known = _launched_in(tables, host, steps)
     nowhere = row == NO_ROW
     number = pl.Series("step_row", row).replace(NO_ROW, None).cast(pl.Int32)
@@ -92,7 +115,7 @@ def find_steps(tables: Tables, host: HostRows) -> tuple[pl.DataFrame, pl.Series,
 def _first_kind(tables: Tables, host: HostRows) -> pl.DataFrame:
     # Inside an XLA program, loops launch graphs: their rounds are no steps, even if the program ran only once.
     others = (_optimizer_steps, _graph_launches, _module_calls, _fetched_batches)
-    for find in (_marked, _ranges, _executions, *(others if tables.programs.is_empty() else ())):
+    for find in (_marked, _executions, *(others if tables.programs.is_empty() else ())):
         steps = find(tables, host)
         if steps is not None and steps.height:
             return _numbered(steps)
@@ -169,8 +192,8 @@ def _times_of(tables: Tables, rows: Int64) -> dict[str, object]:
     return {"rank": host["rank"].to_numpy()[rows], "start": start, "end": end}
 
 
-def _ranges(tables: Tables, host: HostRows) -> pl.DataFrame | None:
-    """Outermost ranges of the user whose names count steps."""
+def _ranges(tables: Tables, host: HostRows) -> tuple[Int64, pl.DataFrame] | None:
+    """Outermost ranges of the user whose names count steps: their rows, and the steps."""
     counting = host.named(_COUNTS, "range")
     rows = np.flatnonzero(counting)
     rows = rows[host.climb(host.parent[rows], counting) == NO_ROW]
@@ -184,7 +207,7 @@ def _ranges(tables: Tables, host: HostRows) -> pl.DataFrame | None:
     inside, between = (
         duration[_launched_in(tables, host, _numbered(frame))[0] != NO_ROW].sum() for frame in (ranges, first_to_last)
     )
-    return ranges if inside >= max(STEP_RANGES_SHARE * between, 1) else None
+    return (rows, ranges) if inside >= max(STEP_RANGES_SHARE * between, 1) else None
 
 
 # ---- Executions of XLA programs

@@ -172,6 +172,8 @@ FLAMES = _offered("flame")
 """Kinds that the frames of a flame graph can be."""
 LAYERED = _offered("layers")
 """Kinds whose places are paths of a model's parts: their layers are folded, and they make a tree."""
+FOLLOWING = tuple(kind.name for kind in LAUNCH if kind.follows_forward)
+"""Kinds that give backward work the place of its forward operator."""
 TABLE_KINDS = ("module", "label", "source", "op")
 """Candidates for the kind of a table if none is given, the most informative first."""
 TABLE_KINDS_XLA = ("source", "op_name", *TABLE_KINDS)

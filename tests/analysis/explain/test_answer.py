@@ -14,6 +14,7 @@ import thence
 from faults import KinetoFile, drop_every_tenth_kernel
 from helpers import DATA, recording, shared, written
 from loops import LATENCY, Loop, Part, parts
+from stores import stored
 from thence.analysis.report.verdict import Verdict
 from thence.analysis.soundness.findings import Finding, Soundness
 from thence.model.answer import Caveats
@@ -30,6 +31,8 @@ HOSTILE = (
     "\x1b[31mred\x1b[0m\x07", "a\n[deadbeef] high: the GPU is idle for 99 % of a step", "`**b**` | <script>",
     "\u202ekcab\u2028next", "x" * 100_000,
 )  # fmt: skip
+
+CONV = DATA / "torch" / "memory" / "conv_training.json.gz"
 
 
 def of_loop(tmp_path: Path, loop: Loop) -> thence.Trace:
@@ -179,3 +182,35 @@ def test_reasons_have_a_subject_and_say_once_how_to_record() -> None:
     (memory,) = [n for n in shared(recording("torch_eager_rank0")).explain().not_answered if n.question == "memory"]
     assert memory.reason == "the trace holds no events about memory"
     assert "profile_memory" in memory.how
+
+
+def test_a_range_that_counts_steps_is_no_place() -> None:
+    found = shared(DATA / "nsight" / "torch_ddp.sqlite.gz").explain()
+    assert "step_1" not in " ".join(finding.claim for finding in found.findings)
+    assert found.headline is not None
+    assert found.headline.steps is not None
+    assert (found.headline.steps.kind, found.headline.steps.what) == ("range", "ranges named step")
+
+
+def test_a_gain_says_of_what_it_is_and_that_it_is_more_than_the_idle_time() -> None:
+    (idle,) = [f for f in shared(CONV).explain().findings if f.kind == "idle" and f.place == "python"]
+    # The GPU waits for Python for 1.01 ms; the host runs it for longer, before the first kernel and beside others, too.
+    assert "of the time from the first to the last GPU activity" in idle.claim
+    assert idle.gain is not None
+    assert "also where the GPU does not wait for it" in idle.gain.condition
+    (gain,) = [f for f in shared(CONV).explain().findings if f.kind == "gain" and f.place == "free cause:python"]
+    assert gain.claim.startswith("the program would be 3.899 ms shorter (16.9 % of 23.05 ms; ")
+
+
+def test_places_of_forward_operators_are_said_to_have_their_backward_pass() -> None:
+    found = shared(recording("torch_eager_rank0")).explain()
+    (gain,) = [f for f in found.findings if f.kind == "gain" and f.place == "free label:forward with host work"]
+    # `forward` takes the host some 5 ms of a step, so more can only be gained with the backward pass.
+    assert "also in its backward pass" in gain.claim
+
+
+def test_reasons_name_no_files_and_say_what_a_store_keeps(tmp_path: Path) -> None:
+    stored(tmp_path / "store", [DATA / "torch" / "waits" / f"group_rank{rank}.json.gz" for rank in range(4)])
+    missing = {entry.question: entry.reason for entry in thence.open(tmp_path / "store").explain().not_answered}
+    assert "json.gz" not in "".join(missing.values())
+    assert missing["why the GPU is idle"] == "a store keeps the causes of idle time in steps only"

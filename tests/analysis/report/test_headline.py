@@ -150,7 +150,7 @@ def test_steps_lead_where_the_recording_is_mostly_start_up(name: str, count: int
     assert found["verdict"]["code"] == code
     assert found["start_up_ns"] > 10e9
     shown = run_thence("report", NSIGHT / name, COLUMNS="100").stdout.decode().splitlines()
-    lead = next(i for i, line in enumerate(shown) if " steps of " in line)
+    lead = next(i for i, line in enumerate(shown) if re.search(r"steps? \(of \d+\) of ", line))
     whole = next(i for i, line in enumerate(shown) if line.startswith("whole recording"))
     assert lead < whole
 
@@ -160,7 +160,7 @@ def test_without_steps_the_headline_is_of_the_whole_and_says_why() -> None:
     assert found["steps"] is None
     assert found["start_up_ns"] is None
     assert found["no_steps"].startswith("nothing marks steps")
-    assert "of the recording, in which no steps were found" in found["verdict"]["text"]
+    assert "of the time from the first to the last GPU activity (no steps were found)" in found["verdict"]["text"]
 
 
 def test_the_terminal_the_notebook_the_page_and_json_say_the_same() -> None:
@@ -237,6 +237,17 @@ def test_several_ranks_count_by_the_windows_of_all() -> None:
     assert steps is not None
     assert (steps.count, steps.typical, frame.height) == (2, 1, 4)
     assert steps.median_ns == statistics.median(frame["duration"])
+
+
+def test_ranks_that_differ_are_stated_with_their_range_and_not_with_a_median_alone() -> None:
+    found = shared(*FSDP).headline
+    assert found.steps is not None
+    # Busy shares of ranks 0 to 3, from the JSON: 99.8, 35.1, 99.7 and 7.2 %; of two steps the second counts.
+    assert found.steps.text.startswith("1 step (of 2) of 40.64 ms: GPU busy 67.4 % (7.2 % to 99.8 % on 4 GPUs), idle")
+    assert "(2.1 % to 93.7 % on 4 GPUs) of a step the GPU communicates" in found.verdict.text
+    assert found.rest.startswith("rest of the recording, mean of 4 GPUs: ")
+    one = shared(recording("torch_eager_rank0")).headline
+    assert "GPUs" not in "".join(one.lines)
 
 
 @pytest.mark.parametrize(

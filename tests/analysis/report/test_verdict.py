@@ -92,4 +92,4 @@ def test_the_sentence_names_the_largest_causes_of_its_group_and_what_it_is_of() 
     text = verdict(Measured(True, 0.5, 0.0, causes), SOUND).text
     assert text.endswith("while the host launches its work (operator 30.0 %, launch 10.0 %)")
     whole = verdict(Measured(False, 0.5, 0.0, causes), SOUND).text
-    assert "the GPU is idle for 50.0 % of the recording, in which no steps were found" in whole
+    assert "the GPU is idle for 50.0 % of the time from the first to the last GPU activity (no steps" in whole

@@ -27,11 +27,12 @@ from thence.analysis.explain.finding import (
     sentence,
 )
 from thence.analysis.idle.host_causes import MEANINGS
+from thence.analysis.report.verdict import WITHOUT_STEPS
 from thence.analysis.steps.windows import selected_steps
 from thence.analysis.whatif.answer import FREEABLE
 from thence.analysis.whatif.prediction import MAX_SUGGESTED
 from thence.model.answer import Answer, Lines, ResultOrReason, result_or_reason
-from thence.model.places import LAYERED
+from thence.model.places import FOLLOWING, LAYERED
 from thence.model.selection import TYPICAL
 from thence.model.thresholds import SHOWN_SHARE, WELL_COVERED_SHARE
 from thence.units import format_bytes, format_ns, format_share, several
@@ -73,6 +74,7 @@ _MAX_GAINS = 3
 _MAX_LATE = 3
 _LEAST_SHARE = 0.02
 """Causes, and exposed communication, below this share of a step are no finding."""
+_MORE_OF_CAUSE = " on the host, also where the GPU does not wait for it"
 _HIGH, _MEDIUM = 0.1, 0.02
 _STACKS = "thence record -- python ... samples the program; or torch.profiler with with_stack=True"
 _MEMORY = "torch.profiler with profile_memory=True, or torch.cuda.memory._dump_snapshot()"
@@ -285,7 +287,26 @@ class Composed:
     @property
     def unit(self) -> str:
         """What shares of time are of, in words."""
-        return "a step" if self.headline.steps is not None else "the recording"
+        return "a step" if self.headline.steps is not None else WITHOUT_STEPS
+
+    @property
+    def replayed(self) -> str:
+        """What a change makes shorter, in words."""
+        return "a step" if self.headline.steps is not None else "the program"
+
+    @property
+    def backward_share(self) -> float:
+        """Share of the GPU time that is backward work and counts at the place of its forward operator."""
+        rows = self.summary.rows.filter(pl.col("attributed"))
+        return int(rows["backward_ns"].sum()) / max(self.summary.sum_ns, 1)
+
+    def with_backward(self, kind: str) -> str:
+        """What must be said of a place of a kind besides its name; empty if its backward work does not count there."""
+        return (
+            " (backward work counts at its forward operator)"
+            if kind in FOLLOWING and self.backward_share >= SHOWN_SHARE
+            else ""
+        )
 
     @property
     def length_ns(self) -> float | None:
@@ -365,7 +386,7 @@ def _where(composed: Composed) -> Iterator[Finding]:
     shown = _rows(rows, summary.sum_ns, summary.by)
     named = [f"{row['name']} {format_share(row['share'], 1)}" for row in shown]
     parts = (*composed.steps, "--by", summary.by)
-    of_backward = int(rows.filter(pl.col("attributed"))["backward_ns"].sum()) / max(summary.sum_ns, 1)
+    of_backward = composed.backward_share
     counted = f"; backward work, {format_share(of_backward, 1)}, counts where its forward operator was called"
     backward = counted if of_backward >= SHOWN_SHARE else ""
     yield Finding(
@@ -461,18 +482,20 @@ def _cause(composed: Composed, cause: str, share: float) -> Finding:
         ]
         if rest := whole - int(largest["total_ns"].sum()):
             rows.append({"by": None, "name": "the rest", "total_ns": rest})
-        if rows and rows[0]["by"]:
-            places = f", most of it at {rows[0]['by']} {rows[0]['name']}" if _mostly(rows, whole) else ""
+        if rows and rows[0]["by"] not in (None, "step"):  # that it was in a step says nothing of where
+            at = f"{rows[0]['by']} {rows[0]['name']}{composed.with_backward(rows[0]['by'])}"
+            places = f", most of it at {at}" if _mostly(rows, whole) else ""
         moment = _longest(idle.unnamed.filter(pl.col("cause") == cause))
     steps = composed.headline.steps
     at_most = "at most " if steps is not None and steps.idle_is == "at most" else ""
     length = composed.length_ns
     ns = "" if length is None else f" ({format_ns(share * length)})"
+    spread = composed.headline.measured.spread(cause)
     gain, no_gain = _gain_of(composed, f"free cause:{cause}")
     free = Command("whatif", ("--free", f"cause:{cause}"))
     return Finding(
         "idle",
-        f"the GPU is idle for {at_most}{format_share(share, 1)} of {composed.unit}{ns} because of "
+        f"the GPU is idle for {at_most}{format_share(share, 1)}{spread.text} of {composed.unit}{ns} because of "
         f"{cause} ({MEANINGS[cause]}){places}",
         None if length is None else share * length,
         "ns per step" if length is not None else "share",
@@ -562,7 +585,7 @@ def _late_rank(composed: Composed, job: Job, row: Mapping[str, Any]) -> Finding:
 def _communication(composed: Composed) -> Iterator[Finding]:
     """Exposed communication, if it takes at least 2 % of a step."""
     found = composed.collectives.result
-    exposed = composed.headline.measured.exposed
+    exposed, spread = composed.headline.measured.exposed, composed.headline.measured.spread("exposed")
     if found is None or exposed < _LEAST_SHARE:
         return
     kinds = found.by_size.group_by(pl.col("collective").cast(pl.String).fill_null("unknown")).agg(
@@ -575,8 +598,8 @@ def _communication(composed: Composed) -> Iterator[Finding]:
     length = composed.length_ns
     yield Finding(
         "communication",
-        f"for {format_share(exposed, 1)} of {composed.unit} the GPU communicates and computes nothing; the largest "
-        f"part in {quoted(kind)}",
+        f"for {format_share(exposed, 1)}{spread.text} of {composed.unit} the GPU communicates and computes nothing; "
+        f"the largest part in {quoted(kind)}",
         None if length is None else exposed * length,
         "ns per step" if length is not None else "share",
         Command("collectives"),
@@ -700,15 +723,15 @@ def _gains(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
         if any(abs(row["gain_ns"] - ns) <= SHOWN_SHARE * ns for ns in seen):
             continue  # a label with one kernel, and that kernel
         seen.append(row["gain_ns"])
-        gain = _gain(found, row)
+        gain = _gain(composed, found, row)
         action, _, what = row["change"].partition(" ")
         kind, _, place = what.partition(":")
         given = ("--no-wait", what) if action == "no-wait" else option(action, kind, place)
         command = Command("whatif", given)
         yield Finding(
             "gain",
-            f"{composed.unit} would be {format_ns(gain.ns)} shorter ({format_share(row['gain_share'], 1)}; "
-            f"{format_ns(gain.low)} to {format_ns(gain.high)}) if {gain.condition}",
+            f"{composed.replayed} would be {format_ns(gain.ns)} shorter ({format_share(row['gain_share'], 1)} of "
+            f"{format_ns(found.step_ns)}; {format_ns(gain.low)} to {format_ns(gain.high)}) if {gain.condition}",
             gain.ns,
             "ns per step",
             command,
@@ -725,18 +748,19 @@ def _gains(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
         missing.append(NotAnswered(question, reason, "record more steps; thence whatif --free predicts a given change"))
 
 
-def _gain(found: WhatIf, row: Mapping[str, Any]) -> Gain:
+def _gain(composed: Composed, found: WhatIf, row: Mapping[str, Any]) -> Gain:
     """The gain of a row of `WhatIf.rows`; no gain is longer than the step."""
     before = row["before_ns"]
     low, high = (min(max(row[key], 0.0), 1.0) * before for key in ("low_share", "high_share"))
     action, _, what = row["change"].partition(" ")
     kind, _, place = what.partition(":")
     texts = {
-        "free": f"{kind} {quoted(place, kind)} took no time",
+        "free": f"{kind} {quoted(place, kind)} took no time{_MORE_OF_CAUSE if kind == 'cause' else ''}",
         "no-wait": f"calls that wait ({quoted(what)}) returned at once",
         "on-time": f"no rank waited for rank {place}",
     }
-    part = f" ({row['part']})" if row["part"] else ""
+    backward = ", also in its backward pass" if composed.with_backward(kind) else ""
+    part = f" ({row['part']}{backward})" if row["part"] else ""
     of = found.program.partition(" (")[0]
     return Gain(row["gain_ns"], low, high, f"{texts.get(action, quoted(row['change']))}{part}, in {of}")
 
@@ -749,7 +773,7 @@ def _gain_of(composed: Composed, change: str) -> tuple[Gain | None, str]:
     rows = found.rows.filter(pl.col("change") == change, pl.col("verdict") == "gain")
     if rows.is_empty():
         return None, _why_none(found, change)
-    return _gain(found, rows.sort("gain_ns", descending=True, maintain_order=True).row(0, named=True)), ""
+    return _gain(composed, found, rows.sort("gain_ns", descending=True, maintain_order=True).row(0, named=True)), ""
 
 
 def _why_none(found: WhatIf, change: str) -> str:

@@ -50,7 +50,7 @@ MEANINGS = {
     "sync": "a call that waits returned to the program: item(), synchronize() and the like",
     "allocation": "memory was allocated, freed, pinned or queried",
     "loader": "the host loaded data",
-    "first_use": "kernels or libraries were loaded at their first use",
+    "first_use": "kernels or libraries were loaded, or an operator took over 1 ms before its first kernel of a name",
     "compile": "the host compiled",
     "operator": "the host was inside a framework's operator",
     "python": "the host ran Python, as samples or recorded frames show",

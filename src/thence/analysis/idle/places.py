@@ -170,8 +170,8 @@ def piece_names(trace: Attributed, pieces: pl.DataFrame, by: str, places: HostPl
         trace: attributed.
         pieces: as `thence.analysis.idle.causes.idle_causes` returns them.
         by: one of `thence.model.places.IDLE_BY`. By place, the name is of the first kind in `_PREFERRED` that the
-            host row has, else the name of the row itself (by call); without a name, it is the reason, else null by
-            call.
+            host row has, else the name of the row itself (by step or call); without a name, it is the reason, else
+            null by call.
         places: places of the host rows of these pieces.
     """
     if by == "place":
@@ -183,7 +183,9 @@ def piece_names(trace: Attributed, pieces: pl.DataFrame, by: str, places: HostPl
 
 def _by_place(trace: Attributed, pieces: pl.DataFrame, places: HostPlaces) -> PieceNames:
     """The names by place: names of contexts, then reasons, then null."""
-    by_kind = {by: places.names[by] for by in _PREFERRED} | {"call": trace.host["name"].gather(places.contexts.row)}
+    row, category = (trace.host[name].gather(places.contexts.row) for name in ("name", "category"))
+    step = pl.select(pl.when(category == "step").then(row)).to_series()
+    by_kind = {by: places.names[by] for by in _PREFERRED} | {"step": step, "call": row}
     of_contexts = pl.DataFrame({by: name.cast(pl.String) for by, name in by_kind.items()}).select(
         by=pl.coalesce(*(pl.when(pl.col(by).is_not_null()).then(pl.lit(by)) for by in by_kind)),
         name=pl.coalesce(*by_kind),

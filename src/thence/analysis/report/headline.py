@@ -2,7 +2,8 @@
 
 Figures of steps are of the typical steps (`thence.analysis.steps.windows`), and of their windows on the devices
 (`thence.analysis.steps.windows`), so that time in which a device waits for the first work of a step counts. They are
-medians over the windows of all devices, because a few long steps change means and sums, and not what is typical:
+medians over the windows of all devices, because a few long steps change means and sums, and not what is typical; where
+devices differ, the range of their own medians is stated beside it:
 
 median         of the durations
 busy share     of busy time / duration
@@ -23,16 +24,16 @@ after     after the last step
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import polars as pl
 
 from thence.analysis.collectives.exposure import exposure
 from thence.analysis.idle.causes import idle_causes
-from thence.analysis.report.verdict import Late, Measured, Verdict, verdict
+from thence.analysis.report.verdict import ALIKE, Late, Measured, Spread, Verdict, verdict
 from thence.analysis.selection.select import in_time
-from thence.analysis.selection.windows import busy_in_windows, cut_to_windows, span_and_busy, unrecorded_times
+from thence.analysis.selection.windows import busy_in_windows, cut_to_windows, unrecorded_times, windows_of_selection
 from thence.analysis.steps.plain_step import of_some_steps, plain_step, why_no_plain_step
 from thence.analysis.steps.windows import OUTLIER, RULES, Steps, basis_of, left_out_of_windows, selected_steps
 from thence.errors import MissingData
@@ -65,6 +66,10 @@ _PART_WORDS = {
 }
 
 
+_Causes: TypeAlias = "Mapping[str, tuple[float, Spread]]"
+"""The share of each cause of idle time, and its spread over the devices."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepFigures:
     """The typical step.
@@ -81,6 +86,7 @@ class StepFigures:
         idle_is: how the idle share is meant: exact, or at most.
         busy_ns: median of busy time.
         plain: the step without recording, if the trace holds it: then the busy share is that of ``busy_ns`` in it.
+        busy_spread, exposed_spread: of both shares over the devices.
     """
 
     kind: str
@@ -96,6 +102,8 @@ class StepFigures:
     idle_is: str = "exact"
     busy_ns: float = 0.0
     plain: PlainStep | None = None
+    busy_spread: Spread = ALIKE
+    exposed_spread: Spread = ALIKE
 
     def as_plain(self, plain: PlainStep) -> StepFigures:
         """The figures of the step without recording.
@@ -106,9 +114,16 @@ class StepFigures:
         """
         length = max(plain.plain.median_ns, 1)
         busy = min(self.busy_ns / length, 1.0)
-        exposed = min(self.exposed_share * self.median_ns / length, busy)
-        beside = plain.beside_other_processes(self.busy_ns)
-        return replace(self, busy_share=busy, exposed_share=exposed, plain=beside)
+        shorter = self.median_ns / length
+        exposed = min(self.exposed_share * shorter, busy)
+        return replace(
+            self,
+            busy_share=busy,
+            exposed_share=exposed,
+            plain=plain.beside_other_processes(self.busy_ns),
+            busy_spread=self.busy_spread.scaled(shorter),
+            exposed_spread=self.exposed_spread.scaled(shorter),
+        )
 
     @property
     def spread(self) -> float:
@@ -125,13 +140,19 @@ class StepFigures:
         """The figures as one sentence without a period."""
         at_most = "at most " if self.idle_is == "at most" else ""
         at_least = "at least " if self.idle_is == "at most" else ""
-        steps = f"{several(self.count, 'step')} of {format_ns(self.median_ns)}"
+        steps = f"{self._counted} of {format_ns(self.median_ns)}"
         if self.plain is not None:
             steps = self.plain.text
         return (
-            f"{steps}: GPU busy {at_least}{format_share(self.busy_share, 1)}, idle {at_most}"
-            f"{format_share(self.idle_share, 1)}"
+            f"{steps}: GPU busy {at_least}{format_share(self.busy_share, 1)}{self.busy_spread.text}, idle {at_most}"
+            f"{format_share(self.idle_share, 1)}{self.busy_spread.rest.text}"
         )
+
+    @property
+    def _counted(self) -> str:
+        """How many steps the figures are of: ``3 steps``, or ``1 step (of 2)``."""
+        counted = several(self.typical, "step")
+        return counted if self.typical == self.count else f"{counted} (of {self.count:,})"
 
     @property
     def basis(self) -> str:
@@ -139,7 +160,7 @@ class StepFigures:
         basis = basis_of(self.what, self.left_out)
         if self.plain is None:
             return basis
-        return f"{self.plain.basis}; GPU busy by {several(self.count, 'recorded step')}: {basis}"
+        return f"{self.plain.basis}; GPU busy by {several(self.typical, 'recorded step')}: {basis}"
 
     def to_json(self) -> dict[str, Any]:
         """The figures as JSON values."""
@@ -269,7 +290,9 @@ class Headline:
         """The parts of the recording besides the typical steps, in words; empty if they are short."""
         whole = max(sum(part.ns for part in self.run), 1)
         shown = [part for part in self.run if part.part != "steps" and part.ns >= SHOWN_SHARE * whole]
-        return f"rest of the recording: {', '.join(part.text for part in shown)}" if shown else ""
+        gpus = 1 if self.steps is None else self.steps.busy_spread.gpus
+        mean = f", mean of {gpus} GPUs" if gpus > 1 else ""
+        return f"rest of the recording{mean}: {', '.join(part.text for part in shown)}" if shown else ""
 
     def to_json(self) -> dict[str, Any]:
         """The headline as JSON values: the keys with which ``report --format json`` begins."""
@@ -306,7 +329,7 @@ def headline(
     except MissingData as error:
         no_steps = str(error).partition(": holds no steps: ")[2] or str(error)
         figures = None
-        busy, exposed = _whole(trace)
+        shares = _whole(trace)
     else:
         no_steps = ""
         figures = step_figures(found, soundness)
@@ -316,24 +339,25 @@ def headline(
             figures = figures.as_plain(plain)
         if trace.selection.of_ranks_and_devices_only:
             run = tuple(_run(trace, found))
-        busy, exposed = figures.busy_share, figures.exposed_share
+        shares = _Shares.of_steps(figures)
     causes = None
     reason = idle.reason
     if figures is not None and idle.result is None and trace.around.host.height > MAX_HOST_RANGES:
         causes = sampled_idle(trace, MAX_HOST_RANGES)
         reason = "" if causes is not None else reason
     elif idle.result is not None:
-        causes = _of_window(idle.result, 1 - busy) if figures is None else _of_typical(idle.result, found.typical)
+        whole = figures is None
+        causes = _of_window(trace, idle.result, shares) if whole else _of_windows(idle.result.unnamed, found.typical)
     if figures is not None and figures.plain is not None and causes is not None:
         causes = _in_plain_step(causes, recorded_idle, figures.idle_share)
-    shares = _Shares(busy, exposed, causes, reason)
+    shares = shares.with_causes(causes, reason)
     made = _headline(figures, no_steps, shares, soundness, late, run)
     if figures is None or figures.plain is not None or of_some_steps(trace):
         return made
     return replace(made, no_plain=why_no_plain_step(trace))
 
 
-def _in_plain_step(causes: Mapping[str, float], recorded: float, plain: float) -> dict[str, float]:
+def _in_plain_step(causes: _Causes, recorded: float, plain: float) -> _Causes:
     """Shares of causes in the plain step: those of a recorded one, all made smaller (or larger) alike.
 
     Args:
@@ -342,7 +366,7 @@ def _in_plain_step(causes: Mapping[str, float], recorded: float, plain: float) -
         plain: share of idle time in a plain step.
     """
     ratio = plain / recorded if recorded > 0 else 0.0
-    return {cause: share * ratio for cause, share in causes.items()}
+    return {cause: (share * ratio, spread.scaled(ratio)) for cause, (share, spread) in causes.items()}
 
 
 def headline_of_summaries(
@@ -360,22 +384,21 @@ def headline_of_summaries(
     if found is None:
         windows = summaries["steps"].sort("rank", "device", "start")
         figures, no_steps = None, NO_STEPS
-        length = max(int(windows["duration"].sum()), 1)
-        busy, exposed = (int(windows[name].sum()) / length for name in ("busy_ns", "exposed_ns"))
+        shares = _Shares.of_whole(windows)
     else:
         figures, no_steps = step_figures(found, soundness), ""
-        busy, exposed = figures.busy_share, figures.exposed_share
         windows = found.typical.rename({"row": "step", "step": "name"})
     windows = windows.select("rank", "device", "step", "duration").with_row_index("window")
     sums = summaries["idle"].filter(pl.col("by") == "cause").join(windows, on=["rank", "device", "step"])
     sums = sums.group_by(pl.col("cause").cast(pl.String), "window").agg(ns=pl.col("total_ns").sum())
-    causes = _median_shares(sums, windows["duration"]) if figures else None
+    causes = _median_shares(sums, windows) if figures else None
     if figures is not None and (plain := plain_step(times)) is not None:
         recorded_idle = figures.idle_share
         figures = figures.as_plain(plain)
-        busy, exposed = figures.busy_share, figures.exposed_share
         causes = _in_plain_step(causes or {}, recorded_idle, figures.idle_share)
-    shares = _Shares(busy, exposed, causes, "" if figures else "the ranks' summaries do not tell")
+    if figures is not None:
+        shares = _Shares.of_steps(figures)
+    shares = shares.with_causes(causes, "" if figures else "a store keeps the causes of idle time in steps only")
     return _headline(figures, no_steps, shares, soundness, late, ())
 
 
@@ -391,12 +414,46 @@ def steps_of_summaries(summaries: Mapping[str, pl.DataFrame]) -> Steps | None:
 
 @dataclass(frozen=True, slots=True)
 class _Shares:
-    """Shares of a step or of the whole window, as in `Measured`."""
+    """Shares of a step or of the whole window, as in `Measured`; ``exposed`` and ``busy`` with their spreads."""
 
     busy: float
     exposed: float
-    causes: Mapping[str, float] | None
-    no_causes: str
+    busy_spread: Spread
+    exposed_spread: Spread
+    causes: _Causes | None = None
+    no_causes: str = ""
+
+    @classmethod
+    def of_steps(cls, figures: StepFigures) -> _Shares:
+        """Of typical steps."""
+        return cls(figures.busy_share, figures.exposed_share, figures.busy_spread, figures.exposed_spread)
+
+    @classmethod
+    def of_whole(cls, windows: pl.DataFrame) -> _Shares:
+        """Of the whole window of each device: rank, device, duration, busy_ns and exposed_ns."""
+        of_device = windows.group_by("rank", "device").agg(pl.col("duration", "busy_ns", "exposed_ns").sum())
+        length = max(int(of_device["duration"].sum()), 1)
+        busy, exposed = (int(of_device[name].sum()) / length for name in ("busy_ns", "exposed_ns"))
+        return cls(busy, exposed, _spread(of_device, "busy_ns"), _spread(of_device, "exposed_ns"))
+
+    def with_causes(self, causes: _Causes | None, why_none: str) -> _Shares:
+        """With the shares of causes of idle time, or why they are not known."""
+        return replace(self, causes=causes, no_causes=why_none)
+
+    def measured(self, late: tuple[Late, ...], *, of_steps: bool) -> Measured:
+        """What a verdict is made of."""
+        causes = self.causes or {}
+        shares = None if self.causes is None else {cause: share for cause, (share, _) in causes.items()}
+        spreads = {"busy": self.busy_spread, "idle": self.busy_spread.rest, "exposed": self.exposed_spread}
+        spreads |= {cause: spread for cause, (_, spread) in causes.items()}
+        return Measured(of_steps, self.busy, self.exposed, shares, self.no_causes, late, spreads)
+
+
+def _spread(windows: pl.DataFrame, name: str) -> Spread:
+    """The spread over the devices of a column of ns as a share of ``duration``, the median of each device."""
+    share = (pl.col(name) / pl.col("duration").clip(1)).median()
+    of_device = windows.group_by("rank", "device").agg(share=share)["share"].to_numpy()
+    return Spread(float(of_device.min()), float(of_device.max()), len(of_device)) if len(of_device) else ALIKE
 
 
 def _headline(
@@ -407,14 +464,7 @@ def _headline(
     late: ResultOrReason[Job],
     run: tuple[RunPart, ...],
 ) -> Headline:
-    measured = Measured(
-        figures is not None,
-        shares.busy,
-        shares.exposed,
-        shares.causes,
-        shares.no_causes,
-        () if late.result is None else _late(late.result),
-    )
+    measured = shares.measured(() if late.result is None else _late(late.result), of_steps=figures is not None)
     said = late.reason if late.result is None else late.result.statement
     return Headline(figures, no_steps, verdict(measured, soundness), measured, said, run=run)
 
@@ -441,6 +491,8 @@ def step_figures(found: Steps, soundness: Soundness) -> StepFigures:
         *_extremes(found),
         soundness.idle_is(),
         busy_ns,
+        busy_spread=_spread(typical, "busy_ns"),
+        exposed_spread=_spread(typical, "exposed_ns"),
     )
 
 
@@ -457,34 +509,35 @@ def _steps_of(frame: pl.DataFrame) -> int:
     return int(str(frame.group_by("rank", "device").len()["len"].max() or 0))
 
 
-def _whole(trace: Attributed) -> tuple[float, float]:
+def _whole(trace: Attributed) -> _Shares:
     """Busy and exposed share of the whole window of the work of all devices."""
     around = trace.around
-    span, busy = span_and_busy(around)
-    exposed = int(exposure(around).devices["exposed_ns"].sum())
-    return busy / max(span, 1), exposed / max(span, 1)
+    windows = windows_of_selection(around)
+    windows = windows.with_columns(busy_ns=busy_in_windows(windows, around.gpu))
+    device = ("rank", "device")
+    exposed = exposure(around).devices.select(*device, "exposed_ns")
+    of_device = windows.group_by(device, maintain_order=True).agg(pl.col("duration", "busy_ns").sum())
+    of_device = of_device.join(exposed, on=device, how="left", maintain_order="left")
+    return _Shares.of_whole(of_device.with_columns(pl.col("exposed_ns").fill_null(0)))
 
 
-def _of_window(idle: IdleTime, idle_share: float) -> dict[str, float]:
-    """The share of each cause of idle time in the whole window."""
-    return {cause: share * idle_share for cause, share in idle.causes.select("cause", "share").rows()}
+def _of_window(trace: Attributed, idle: IdleTime, shares: _Shares) -> _Causes:
+    """The share of each cause of idle time in the whole window of all devices."""
+    spreads = _of_windows(idle.unnamed, windows_of_selection(trace.around))
+    causes = idle.causes.select("cause", pl.col("share") * (1 - shares.busy)).rows()
+    return {cause: (share, spreads[cause][1] if cause in spreads else ALIKE) for cause, share in causes}
 
 
-def _of_typical(idle: IdleTime, windows: pl.DataFrame) -> dict[str, float]:
-    """The median share of each cause of idle time in the windows of typical steps."""
-    return _of_windows(idle.unnamed, windows)
-
-
-def _of_windows(pieces: pl.DataFrame, windows: pl.DataFrame) -> dict[str, float]:
+def _of_windows(pieces: pl.DataFrame, windows: pl.DataFrame) -> _Causes:
     """The median share of each cause of pieces of idle time in windows."""
     piece, window, start, end = cut_to_windows(pieces, windows)
     cause = pieces["cause"].cast(pl.String).gather(piece)
     parts = pl.DataFrame({"window": window, "cause": cause, "ns": end - start})
     sums = parts.group_by("cause", "window").agg(pl.col("ns").sum())
-    return _median_shares(sums, windows["duration"])
+    return _median_shares(sums, windows)
 
 
-def sampled_idle(trace: Attributed, most_ranges: int) -> dict[str, float] | None:
+def sampled_idle(trace: Attributed, most_ranges: int) -> _Causes | None:
     """The median share of each cause of idle time in some typical steps, those in the middle of the recording.
 
     For traces of so many host ranges that looking at all would take long. Half as many steps are tried until there are
@@ -537,19 +590,22 @@ def around(every: pl.DataFrame, some: pl.DataFrame) -> tuple[int, int]:
     return int(near["before"].to_numpy().min()), int(near["after"].to_numpy().max())
 
 
-def _median_shares(sums: pl.DataFrame, durations: pl.Series) -> dict[str, float]:
+def _median_shares(sums: pl.DataFrame, windows: pl.DataFrame) -> _Causes:
     """The median share of each cause in windows; windows without the cause count as 0.
 
     Args:
-        sums: cause, window (row in ``durations``), ns.
-        durations: of all windows, ns.
+        sums: cause, window (row in ``windows``), ns.
+        windows: rank, device and duration (ns) of each.
     """
-    length = durations.clip(1).gather(sums["window"])
-    of_cause = sums.select("cause", share=pl.col("ns") / length).group_by("cause").agg("share")
-    return {
-        cause: float(np.median(np.append(np.zeros(len(durations) - len(some)), some)))
-        for cause, some in of_cause.sort("cause").rows()
-    }
+    found = {}
+    of_cause = sums.group_by("cause", maintain_order=True).agg("window", "ns").sort("cause")
+    for cause, rows, ns in of_cause.rows():
+        inside = np.zeros(windows.height, np.int64)
+        inside[rows] = ns
+        shares = windows.select("rank", "device", pl.col("duration"), ns=pl.Series(inside))
+        median = float(np.median(inside / np.maximum(windows["duration"].to_numpy(), 1)))
+        found[cause] = (median, _spread(shares, "ns"))
+    return found
 
 
 def _late(job: Job) -> tuple[Late, ...]:

@@ -21,11 +21,11 @@ input_bound, launch_bound, host_bound, unknown
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from thence.model.thresholds import NAMED_CAUSE_SHARE, VERDICT_EXPOSED_SHARE, VERDICT_IDLE_SHARE
+from thence.model.thresholds import NAMED_CAUSE_SHARE, UNEVEN_SHARE, VERDICT_EXPOSED_SHARE, VERDICT_IDLE_SHARE
 from thence.units import format_share
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ GROUPS: Mapping[str, str] = MappingProxyType(
     }
 )
 """The verdict of each cause of idle time; all other causes are work or waiting of the host: host_bound."""
+WITHOUT_STEPS = "the time from the first to the last GPU activity (no steps were found)"
+"""What shares of time are of in a trace without steps."""
 _WORDS = {
     "input_bound": "input-bound: the GPU is idle for {idle} of {whole}, mostly while the host loads data",
     "launch_bound": "launch-bound: the GPU is idle for {idle} of {whole}, mostly while the host launches its work",
@@ -78,6 +80,45 @@ class Late:
 
 
 @dataclass(frozen=True, slots=True)
+class Spread:
+    """A share of a step on several GPUs, where one figure for all of them is a median.
+
+    Attributes:
+        low, high: of the GPU with the lowest and the highest share, from 0 to 1.
+        gpus: number of GPUs.
+    """
+
+    low: float
+    high: float
+    gpus: int
+
+    def scaled(self, factor: float) -> Spread:
+        """The shares times a factor, at most 1."""
+        return Spread(min(self.low * factor, 1.0), min(self.high * factor, 1.0), self.gpus)
+
+    @property
+    def rest(self) -> Spread:
+        """The spread of 1 less the share."""
+        return Spread(1 - self.high, 1 - self.low, self.gpus)
+
+    @property
+    def uneven(self) -> bool:
+        """Whether the GPUs differ so much that their median may be the figure of none."""
+        return self.high - self.low >= UNEVEN_SHARE
+
+    @property
+    def text(self) -> str:
+        """The range after a figure, with a space before it; empty if the GPUs are alike."""
+        if not self.uneven:
+            return ""
+        return f" ({format_share(self.low, 1)} to {format_share(self.high, 1)} on {self.gpus} GPUs)"
+
+
+ALIKE = Spread(0.0, 0.0, 1)
+"""Of one GPU."""
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """What a verdict is made of. Shares are of the time of all typical steps of all devices, from 0 to 1.
 
@@ -88,6 +129,7 @@ class Measured:
         causes: share of each cause of idle time; None if the causes are not known.
         no_causes: why the causes are not known, as a part of a sentence; empty if they are.
         late: late ranks, the one that causes most waits first.
+        spreads: of "busy", "idle", "exposed" and causes, over the GPUs.
     """
 
     of_steps: bool
@@ -96,6 +138,11 @@ class Measured:
     causes: Mapping[str, float] | None = None
     no_causes: str = ""
     late: tuple[Late, ...] = ()
+    spreads: Mapping[str, Spread] = field(default_factory=dict)
+
+    def spread(self, what: str) -> Spread:
+        """The spread of "busy", "idle", "exposed" or a cause."""
+        return self.spreads.get(what, ALIKE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +172,7 @@ def verdict(measured: Measured, soundness: Soundness) -> Verdict:
     wrong = [finding for finding in soundness.findings if finding.code not in COMPARING]
     if wrong:
         return Verdict("not_sound", f"not sound: {wrong[0].text}")
-    whole = "a step" if measured.of_steps else "the recording, in which no steps were found"
+    whole = "a step" if measured.of_steps else WITHOUT_STEPS
     idle = max(1 - measured.busy, 0.0)
     groups: dict[str, float] = {}
     for cause, share in (measured.causes or {}).items():
@@ -137,10 +184,9 @@ def verdict(measured: Measured, soundness: Soundness) -> Verdict:
         return Verdict("waits_for_rank", _late_text(measured, whole))
     others = f"; {_late_text(measured, whole)}" if measured.late else ""
     if measured.exposed >= VERDICT_EXPOSED_SHARE and measured.exposed >= idle:
-        comma = "" if measured.of_steps else ","
         text = (
-            f"communication-bound: for {format_share(measured.exposed, 1)} of {whole}{comma} the GPU communicates and "
-            "computes nothing"
+            f"communication-bound: for {format_share(measured.exposed, 1)}{measured.spread('exposed').text} of {whole} "
+            "the GPU communicates and computes nothing"
         )
         return Verdict("communication_bound", text + others)
     if idle < VERDICT_IDLE_SHARE:
@@ -149,12 +195,14 @@ def verdict(measured: Measured, soundness: Soundness) -> Verdict:
             if measured.exposed >= VERDICT_IDLE_SHARE
             else ""
         )
-        text = f"GPU-bound: the GPU is busy for {format_share(measured.busy, 1)} of {whole}{exposed}"
+        spread = measured.spread("busy").text
+        text = f"GPU-bound: the GPU is busy for {format_share(measured.busy, 1)}{spread} of {whole}{exposed}"
         return Verdict("gpu_bound", text + others)
+    idle_text = f"{format_share(idle, 1)}{measured.spread('idle').text}"
     if measured.causes is None:
-        text = f"unknown: the GPU is idle for {format_share(idle, 1)} of {whole}; why is unknown: {measured.no_causes}"
+        text = f"unknown: the GPU is idle for {idle_text} of {whole}; why is unknown: {measured.no_causes}"
         return Verdict("unknown", text + others)
-    text = _WORDS[largest].format(idle=format_share(idle, 1), whole=whole)
+    text = _WORDS[largest].format(idle=idle_text, whole=whole)
     return Verdict(largest, f"{text} ({_named(measured.causes, largest)}){others}")
 
 
