@@ -38,8 +38,8 @@ def command(inputs: Inputs, result: Result) -> None:
     if len(summaries) < len(inputs.paths):
         result.show(inputs.open().steps())
         return
-    from thence.watch.history import history
+    from thence.watch.periods import steps_by_period
 
     if inputs.selection != Selection():
         raise UsageError("summaries.jsonl holds no single steps: leave out --rank, --device, --steps and --program")
-    result.show(history([Path(path) for path in summaries]))
+    result.show(steps_by_period([Path(path) for path in summaries]))

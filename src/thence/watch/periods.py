@@ -44,7 +44,7 @@ _COLUMNS = {
 
 
 @dataclass(frozen=True)
-class StepHistory(Answer):
+class StepsByPeriod(Answer):
     """Steps by period of time.
 
     Attributes:
@@ -93,7 +93,7 @@ class StepHistory(Answer):
         return {"period_ns": self.period_ns, "damaged_lines": self.damaged, "periods": self.periods}
 
 
-def history(paths: Sequence[Path]) -> StepHistory:
+def steps_by_period(paths: Sequence[Path]) -> StepsByPeriod:
     """Steps by period of time, from the files of one job's processes.
 
     Raises:
@@ -110,7 +110,7 @@ def history(paths: Sequence[Path]) -> StepHistory:
     for window in lines:
         grouped.setdefault((window.rank, window.end_unix_ns // period * period), []).append(window)
     rows = [_row(rank, begin, windows) for (rank, begin), windows in sorted(grouped.items())]
-    return StepHistory(
+    return StepsByPeriod(
         period,
         pl.DataFrame(rows, _COLUMNS, orient="row"),
         sum(summaries.damaged for summaries in found),
