@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -161,3 +162,16 @@ def test_an_error_that_nobody_expected_is_one_sentence_and_a_file(
     assert "please report it" in said
     assert said.endswith(f"{kept}\n")
     assert "in broken" in kept.read_text()
+
+
+BLOCKED = """
+import signal, subprocess
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+import forking
+raise SystemExit(forking.run(["-c", "raise SystemExit(7)"], imported=(), stdout=2, stderr=2).returncode)
+"""
+
+
+def test_the_end_of_a_fork_is_noticed_where_the_signal_of_it_is_blocked() -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", BLOCKED], env=environment, timeout=60, check=False).returncode == 7

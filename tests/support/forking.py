@@ -232,6 +232,8 @@ def _serve(connection: socket.socket) -> None:
     os.set_blocking(ended, False)
     os.set_blocking(wakes, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    # What starts the tests may block it, and children inherit that: no end would ever be noticed.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     signal.set_wakeup_fd(wakes)
     endings: dict[int, socket.socket] = {}
     while True:
