@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -112,7 +113,7 @@ def test_five_steps_of_two_batches_are_recorded(tmp_path: Path, library: str, bo
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     done = run(MODEL + body, tmp_path / "run")
-    assert "thence: 5 steps of " in done.stderr
+    assert re.search(r"thence: (5 steps|[1-4] steps? \(of 5\)) of ", done.stderr)
     assert f"thence: recorded 10 kernels of this process. See all: thence report {tmp_path / 'run'}" in done.stderr
     steps = rows(tmp_path / "run").group_by(pl.col("step").cast(pl.String)).len()
     assert dict(steps.iter_rows()) == {f"step {step}": 2 for step in range(5)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -86,7 +87,8 @@ def test_five_steps_are_recorded_and_summed_up(tmp_path: Path, copies: Copies, l
         assert scalars["thence/steps"] == 5
         assert scalars["thence/step_ms"] > 1  # it sleeps for so long
         assert scalars["thence/gpu_busy_ms"] == pytest.approx(1e-5)  # two kernels of 5 ns
-    assert said[0].startswith("thence: 5 steps of ")
+    # Without the first, or without steps that took longer than typical ones.
+    assert re.match(r"thence: (5 steps|[1-4] steps? \(of 5\)) of ", said[0])
     assert said[-1] == f"thence: recorded 10 kernels of this process. See all: thence report {out}"
     steps = rows(out).group_by(pl.col("step").cast(pl.String)).len()
     assert dict(steps.iter_rows()) == {f"step {step}": 2 for step in range(5)}
