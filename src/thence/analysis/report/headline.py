@@ -12,7 +12,8 @@ exposed share  of exposed communication / duration
 causes         of the idle time of each cause / duration
 
 The rest of the recording is divided into parts, each with its own time. The time of a part is a mean over the devices,
-so the parts of a recording add up to the mean time from the first to the last recorded moment of a rank:
+so the parts of a recording add up to the mean time from the first to the last recorded moment of a rank, which are
+those of its device work and of the processes that launched it, without the profiler's own work:
 
 start_up  before the first step: loading, compilation, autotuning, warm-up without steps
 steps     typical steps, and one part for each rule by which others are left out: first, warm_up, outlier, last
@@ -671,7 +672,16 @@ def _between(frame: pl.DataFrame, pauses: pl.DataFrame) -> pl.DataFrame:
 
 
 def _moments(trace: Attributed) -> pl.DataFrame:
-    """The first and the last recorded moment of each rank: rank, begun and ended, ns."""
+    """The first and the last recorded moment of each rank: rank, begun and ended, ns.
+
+    What the profiler did itself is none of them, nor is what a process did that launched no work, such as the one that
+    starts those of the ranks; unless no launch of the rank is known.
+    """
     end = (pl.col("start") + pl.col("duration")).max()
-    ends = [frame.group_by("rank").agg(begun=pl.col("start").min(), ended=end) for frame in (trace.gpu, trace.host)]
-    return pl.concat(ends).group_by("rank").agg(pl.col("begun").min(), pl.col("ended").max())
+    moments = (pl.col("start").min().alias("begun"), end.alias("ended"))
+    launching = trace.host[trace.places["launch"].drop_nulls().unique()].select("rank", "process").unique()
+    of_program = trace.host.filter(pl.col("category") != "overhead").group_by("rank", "process").agg(moments)
+    others = of_program.join(launching, on="rank", how="semi").join(launching, on=["rank", "process"], how="anti")
+    of_program = of_program.join(others, on=["rank", "process"], how="anti").drop("process")
+    both = pl.concat([trace.gpu.group_by("rank").agg(moments), of_program])
+    return both.group_by("rank").agg(pl.col("begun").min(), pl.col("ended").max())
