@@ -299,6 +299,15 @@ def test_what_is_inside_of_a_loader_is_loading_and_a_collection_stays_one(tmp_pa
     }  # fmt: skip
 
 
+def test_after_the_last_activity_nothing_shows_what_a_step_waited_for(tmp_path: Path) -> None:
+    events = [
+        event("user_annotation", "ProfilerStep#1", 0, 100), launch(1, 5), kernel(1, 10, 80),
+        event("user_annotation", "ProfilerStep#2", 100, 100), launch(2, 105), kernel(2, 110, 60),
+    ]  # fmt: skip
+    rows = opened(tmp_path, events).select(steps="typical").idle().rows
+    assert rows.filter(cause="unknown").select("name", "total_ns").rows() == [("nothing_after", 30_000)]
+
+
 def test_tables_name_reasons_in_words_and_documents_by_their_code(tmp_path: Path) -> None:
     found = opened(tmp_path, [kernel(1, 5, 5), kernel(2, 60, 5)]).idle()
     assert found.rows.select("by", "name").rows() == [("reason", "no_launch")]

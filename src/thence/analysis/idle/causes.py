@@ -342,7 +342,8 @@ def _causes_of_device(facts: _Facts, device: DeviceGaps) -> _Collector:
     gpu, every = np.maximum(device.gpu, 0), np.arange(len(device.gpu))
     parts = facts.launched.parts(device)
     known = parts.known
-    pieces.add(every, Intervals(np.where(known, end, begin), end), _UNKNOWN, NO_ROW, _REASON["no_launch"])
+    why = np.where(device.gpu == NO_ROW, _REASON["nothing_after"], _REASON["no_launch"]).astype(np.uint8)
+    pieces.add(every, Intervals(np.where(known, end, begin), end), _UNKNOWN, NO_ROW, why)
     row = np.where(known, facts.launch[gpu], NO_ROW)
     took = facts.launched.returned[gpu] - facts.launched.launched[gpu]
     loads = facts.first_of_name[gpu] & (took > FIRST_USE_CALL_NS)

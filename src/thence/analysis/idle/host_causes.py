@@ -63,6 +63,7 @@ MEANINGS = {
 """Every cause of idle time and what it means, in the order in which documents list them."""
 REASONS = {
     "no_launch": "the trace holds no launch of the activity that ended the wait",
+    "nothing_after": "the trace holds no later activity of the device, so nothing shows what it waited for",
     "started_late": "it was launched long before, and nothing recorded held it back",
     "only_calls": (
         "the host was between API calls, and neither its operators nor its Python frames were recorded; "
@@ -82,6 +83,7 @@ REASONS = {
 """Reasons why a cause is unknown."""
 REASON_TITLES = {
     "no_launch": "no launch recorded",
+    "nothing_after": "after the last activity",
     "started_late": "started late",
     "only_calls": "between API calls",
     "outside": "outside of all ranges and calls",
