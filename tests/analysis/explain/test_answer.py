@@ -182,6 +182,8 @@ def test_reasons_have_a_subject_and_say_once_how_to_record() -> None:
     (memory,) = [n for n in shared(recording("torch_eager_rank0")).explain().not_answered if n.question == "memory"]
     assert memory.reason == "the trace holds no events about memory"
     assert "profile_memory" in memory.how
+    (planned,) = [f for f in shared(DATA / "jax" / "memory.xplane.pb.gz").explain().findings if f.kind == "memory"]
+    assert "(arguments of the program count where they are used)" in planned.claim
 
 
 def test_a_range_that_counts_steps_is_no_place() -> None:

@@ -689,7 +689,8 @@ def _memory(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]
     rows = found.rows.filter(*same).head(MAX_ROWS)
     names = ["without a place" if name is None else quoted(name) for name in rows["name"]]
     shares = [f"{name} {format_share(share, 1)}" for name, share in zip(names, rows["share"], strict=True)]
-    most = f"; largest by {found.heading}: {', '.join(shares[:3])}" if shares else ""
+    used = " (arguments of the program count where they are used)" if row["program"] else ""
+    most = f"; largest by {found.heading}{used}: {', '.join(shares[:3])}" if shares else ""
     yield Finding(
         "memory",
         f"{who} has most memory in use: {format_bytes(row['peak_bytes'])} at its peak{most}",
