@@ -19,7 +19,8 @@ A host row, its name and the rows around it show why a thread has not launched y
     unknown      the profiler's own overhead, or no row at all
 
 gc, compile and loader also apply to all rows inside such a row, except rows whose own cause is sync, allocation,
-first_use, compile or gc. Samples inside a function of Python that waits for the device have the cause sync.
+first_use, compile or gc. Samples inside a function of Python that waits for the device have the cause sync, as have
+recorded frames of it.
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ _COMPILER = re.compile(
     r"jax/_src/compiler\.py)\(.*"
 )
 """Frames of samples that are inside of a compiler."""
-_WAITING_FRAME = re.compile(r".*: (?:\w+\.)*(?:block_until_ready|synchronize)")
-"""Frames of samples inside of which the device is waited for."""
+_WAITING_FRAME = re.compile(r".*: (?:\w+\.)*(?:block_until_ready|try_to_block|synchronize)")
+"""Frames in which the device is waited for; ``try_to_block`` is inside of jax.block_until_ready."""
 _BUILT_IN = re.compile(r"<built-in .*")
 _BUILT_IN_CAUSES = (
     (re.compile(r"<built-in (?:function|method) sleep\b.*"), "sleep"),
@@ -248,7 +249,7 @@ def _inherited(category: str, name: str) -> str | None:
 def _cause_of_frame(name: str, otherwise: str) -> str:
     """The cause of a recorded call of Python: calls of C functions are named as such."""
     if not _BUILT_IN.fullmatch(name):
-        return otherwise
+        return "sync" if otherwise == "python" and _WAITING_FRAME.fullmatch(name) else otherwise
     return next((cause for pattern, cause in _BUILT_IN_CAUSES if pattern.fullmatch(name)), "host")
 
 
