@@ -28,6 +28,7 @@ DAY = """
                 if step % 200 == 100:
                     recording._steps.plan._ask_after = 0
                     recording.request("why")
+                time.sleep(0.001)  # parts are written meanwhile
                 recording.step()
                 if step in (750, 3_000):
                     peak.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
