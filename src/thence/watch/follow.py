@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from thence import child_python
 from thence.errors import ThenceError
 from thence.model.formats import DESCRIPTION
+from thence.readers.recording.sniffing import process_folders
 from thence.watch.summary_file import append, last_end_unix_ns
 
 if TYPE_CHECKING:
@@ -57,10 +58,9 @@ class Follower:
 
     def look(self) -> None:
         """Summarize what has been written since the last look. Raises nothing."""
-        for path in sorted({*self._directory.glob(DESCRIPTION), *self._directory.glob(f"*/{DESCRIPTION}")}):
-            folder = path.parent
+        for folder in process_folders(self._directory):
             try:
-                changed = path.stat().st_mtime_ns
+                changed = (folder / DESCRIPTION).stat().st_mtime_ns
                 if changed != self._seen.get(folder) and self._claims(folder):
                     self._summarize(folder)
                     self._seen[folder] = changed

@@ -14,9 +14,10 @@ from thence.model.answer import Answer, Caveats, TableView
 from thence.model.formats import DESCRIPTION
 from thence.model.json_fields import NotAsWritten, decoded
 from thence.readers.recording.folder import Description
+from thence.readers.recording.sniffing import process_folders
 from thence.units import format_ns, format_share, several
 from thence.watch.estimates import share_intervals
-from thence.watch.summary_file import OLDER, Tail, folders
+from thence.watch.summary_file import OLDER, Tails
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     from thence.watch.summary_file import Window
 
-MAX_RANKS = 10_000
 _LATE_SHARE = 0.02
 """A rank is late if it waited for the others in so much less of the steps than the average rank."""
 _RANKS = {
@@ -160,7 +160,7 @@ class Watch:
     def __init__(self, directory: Path, since_ns: int) -> None:
         self._directory = directory
         self._since_ns = since_ns
-        self._tails: dict[Path, Tail] = {}
+        self._tails = Tails(directory)
         self._windows: list[Window] = []
         self._damaged = 0
 
@@ -173,9 +173,7 @@ class Watch:
         Raises:
             MissingData: there is no summary of a window yet.
         """
-        found = folders(self._directory)[-MAX_RANKS:]
-        for folder in found:
-            new = self._tails.setdefault(folder, Tail(folder)).new()
+        for _, new in self._tails.new():
             self._windows += new.windows
             self._damaged += new.damaged
         if not self._windows:
@@ -193,16 +191,16 @@ class Watch:
             shares=_shares(in_turn),
             late=_late(waits, in_turn),
             damaged=self._damaged,
-            deleted=any((folder / OLDER).exists() for folder in found),
+            deleted=any((folder / OLDER).exists() for folder in self._tails.folders),
             caveats=Caveats(inputs=(str(self._directory),)),
         )
 
 
 def _why_empty(directory: Path) -> str:
-    descriptions = [*directory.glob(DESCRIPTION), *directory.glob(f"*/{DESCRIPTION}")]
-    if not descriptions:
+    recorded = process_folders(directory)
+    if not recorded:
         return "there is no recording yet"
-    samples = any(_samples(path) for path in descriptions)
+    samples = any(_samples(folder / DESCRIPTION) for folder in recorded)
     return "no window has ended yet" if samples else "it was recorded without --always, so it has no windows"
 
 

@@ -1,8 +1,8 @@
 """Metrics of a running program or job in the text format of Prometheus, on an HTTP port of this machine.
 
 Counters hold what windows showed; a rate of one over that of another is a share: GPU busy is
-``rate(thence_window_busy_seconds_total) / rate(thence_window_seconds_total)``. Labels are bounded: at most `MAX_RANKS`
-ranks, and the first `MAX_MODULES` modules; later ones count as ``(others)``.
+``rate(thence_window_busy_seconds_total) / rate(thence_window_seconds_total)``. Labels are bounded: at most
+`MAX_PROCESSES` ranks, and the first `MAX_MODULES` modules; later ones count as ``(others)``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING, NamedTuple
 
 from thence.errors import UsageError
-from thence.watch.summary_file import Tail, folders
+from thence.watch.summary_file import Tails
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from thence.watch.summary_file import Window
 
-MAX_RANKS = 10_000
 MAX_MODULES = 50
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _OTHERS, _NONE = "(others)", "(none)"
@@ -63,8 +62,7 @@ class Metrics:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._tails: dict[Path, Tail] = {}
+        self._tails = Tails(directory)
         self._values: dict[tuple[str, tuple[str, ...]], float] = {}
         self._dropped: dict[Path, int] = {}
         self._modules: set[str] = set()
@@ -74,8 +72,8 @@ class Metrics:
     def look(self) -> None:
         """Add the summaries that have come since the last look."""
         with self._lock:
-            for folder in folders(self._directory)[:MAX_RANKS]:
-                for window in self._tails.setdefault(folder, Tail(folder)).new().windows:
+            for folder, new in self._tails.new():
+                for window in new.windows:
                     self._add(folder, window)
 
     def text(self) -> str:

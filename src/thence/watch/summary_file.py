@@ -18,11 +18,13 @@ import msgspec
 from thence.model.json_fields import NotAsWritten, Rank, decoded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 NAME, OLDER = "summaries.jsonl", "summaries.1.jsonl"
 MAX_FILE = 64 << 20
+MAX_PROCESSES = 10_000
+"""Processes of a recording that are followed."""
 MAX_LINE = 32 << 10
 SCHEMA = 1
 MAX_PLACES = 20
@@ -195,6 +197,28 @@ class Tail:
             return b""
 
 
+class Tails:
+    """Reads what is appended to the files of all processes of a recording.
+
+    Args:
+        directory: of the recording.
+
+    Attributes:
+        folders: of the processes, as the last call of `new` found them.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._tails: dict[Path, Tail] = {}
+        self.folders: list[Path] = []
+
+    def new(self) -> Iterator[tuple[Path, Summaries]]:
+        """For the folder of each process, the lines since the last call."""
+        self.folders = _folders(self._directory)[:MAX_PROCESSES]
+        for folder in self.folders:
+            yield folder, self._tails.setdefault(folder, Tail(folder)).new()
+
+
 def read(folder: Path) -> Summaries:
     """What the files of a process hold."""
     return Tail(folder).new()
@@ -226,7 +250,7 @@ def last_end_unix_ns(folder: Path) -> int:
     return windows[-1].end_unix_ns if windows else 0
 
 
-def folders(directory: Path) -> list[Path]:
+def _folders(directory: Path) -> list[Path]:
     """The folders of the processes of a recording that have summaries."""
     found = {path.parent for name in (NAME, OLDER) for path in (*directory.glob(name), *directory.glob(f"*/{name}"))}
     return sorted(found)
