@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thence.errors import MissingRequirement
-from thence.integrations.training import Training
-
-if TYPE_CHECKING:
-    import os
-
-    from thence.capture.recorder.options import RecordOptions, Schedule
-    from thence.integrations.logged import Logged
+from thence.integrations.training import RecordsTraining
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -28,7 +22,7 @@ def _callback() -> Any:
     raise MissingRequirement(f"Lightning is not installed ({problem}); pip install lightning")
 
 
-class Thence(_callback()):  # type: ignore[misc]
+class Thence(RecordsTraining, _callback()):  # type: ignore[misc]
     """Records the training of a Trainer.
 
         trainer = Trainer(..., callbacks=[Thence("run")])
@@ -47,17 +41,7 @@ class Thence(_callback()):  # type: ignore[misc]
             all loggers of the Trainer.
     """
 
-    def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        options: RecordOptions | None = None,
-        *,
-        schedule: Schedule | None = None,
-    ) -> None:
-        super().__init__()
-        self.training = Training(directory, options, schedule=schedule)
-        self.logged: Logged | None = None
-        self._optimizer_steps = 0
+    _optimizer_steps = 0
 
     def on_train_start(self, trainer: Any, _module: Any) -> None:
         """Begins to record."""

@@ -106,6 +106,21 @@ class Training:
         self.end(summary=kind is None)
 
 
+class RecordsTraining:
+    """What callbacks of trainers share: the arguments of `Training`, its recording, and what it logged."""
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        options: RecordOptions | None = None,
+        *,
+        schedule: Schedule | None = None,
+    ) -> None:
+        super().__init__()
+        self.training = Training(directory, options, schedule=schedule)
+        self.logged: Logged | None = None
+
+
 def _summary(recording: Recording, directory: str | os.PathLike[str]) -> Logged | None:
     if recording.folder is None:
         _say("nothing was recorded, because this process did nothing on a GPU")

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thence.errors import MissingRequirement
-from thence.integrations.training import Training
+from thence.integrations.training import RecordsTraining
 
 try:
     from transformers import TrainerCallback
 except ImportError as problem:
     raise MissingRequirement(f"transformers is not installed ({problem}); pip install transformers") from problem
 
-if TYPE_CHECKING:
-    import os
 
-    from thence.capture.recorder.options import RecordOptions, Schedule
-    from thence.integrations.logged import Logged
-
-
-class ThenceCallback(TrainerCallback):  # type: ignore[misc]
+class ThenceCallback(RecordsTraining, TrainerCallback):  # type: ignore[misc]
     """Records the training of a Trainer.
 
         trainer = Trainer(..., callbacks=[ThenceCallback("run")])
@@ -36,16 +30,6 @@ class ThenceCallback(TrainerCallback):  # type: ignore[misc]
         training: the recording.
         logged: what was recorded, on rank 0 after the training; None before, and if nothing was.
     """
-
-    def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        options: RecordOptions | None = None,
-        *,
-        schedule: Schedule | None = None,
-    ) -> None:
-        self.training = Training(directory, options, schedule=schedule)
-        self.logged: Logged | None = None
 
     def on_train_begin(self, _args: Any, _state: Any, _control: Any, **_more: Any) -> None:
         """Begins to record."""
