@@ -9,7 +9,7 @@ import click
 
 from thence.cli.inputs import SELECTING, Inputs, check_inputs, runs_in, trace_options
 from thence.cli.messages import put, say, wrote
-from thence.cli.output import Result, choice_option, console, print_table, result_options
+from thence.cli.output import Result, choice_option, console, gate_options, print_table, result_options
 from thence.cli.verb import VerbCommand
 from thence.errors import UsageError
 from thence.model.answer import TableView
@@ -96,15 +96,10 @@ def _one_each(arguments: Sequence[str]) -> Iterator[str]:
     multiple=True,
     help="Kinds of rows besides the step. Repeatable. Default: all.",
 )
-@click.option(
-    "--fail-on",
-    "bounds",
-    multiple=True,
-    metavar="BOUND",
-    help="Exit with 1 if a change certainly exceeds this: total, busy, idle, communication or KIND:NAME, then > and "
-    "a bound in %, ns, us, ms or s. Repeatable.",
+@gate_options(
+    "Exit with 1 if a change certainly exceeds this: total, busy, idle, communication or KIND:NAME, then > and "
+    "a bound in %, ns, us, ms or s. Repeatable."
 )
-@click.option("--strict", is_flag=True, help="With --fail-on: also exit with 1 if the bound may be exceeded.")
 @click.option("--within-run", is_flag=True, help="With --fail-on and one run per side: use the noise within each run.")
 @click.option("--anyway", is_flag=True, help="Compare although the sides are not comparable.")
 @click.option("--each", is_flag=True, help="List every layer, not one row for equal layers.")

@@ -10,7 +10,7 @@ import click
 
 from thence.cli.inputs import Inputs, check_inputs, runs_in, trace_options
 from thence.cli.messages import say
-from thence.cli.output import Result, result_options
+from thence.cli.output import Result, gate_options, result_options
 from thence.cli.verb import VerbCommand
 from thence.errors import ThenceError, UsageError
 from thence.model.places import COMPARED
@@ -62,14 +62,9 @@ _ENDINGS = {".json": "json", ".csv": "csv", ".html": "html"}
     multiple=True,
     help="Kinds of places to list. Repeatable. Default: all.",
 )
-@click.option(
-    "--fail-on",
-    "bounds",
-    multiple=True,
-    metavar="BOUND",
-    help="Exit with 1 if the newest runs certainly exceed the earlier ones by more. Bounds as in diff. Repeatable.",
+@gate_options(
+    "Exit with 1 if the newest runs certainly exceed the earlier ones by more. Bounds as in diff. Repeatable."
 )
-@click.option("--strict", is_flag=True, help="With --fail-on: also exit with 1 if the bound may be exceeded.")
 @click.option("--anyway", is_flag=True, help="Keep runs that cannot be compared with the newest one.")
 @result_options(_ENDINGS, "File ending in .json, .csv or .html.", 20)
 def command(

@@ -79,6 +79,24 @@ def output_option(meaning: str, **more: Any) -> Callable[[_Command], _Command]:
 
 
 force_option = click.option("--force", is_flag=True, help="Replace the output if it exists.")
+
+
+def gate_options(meaning: str) -> Callable[[_Command], _Command]:
+    """``--fail-on``, as the parameter ``bounds``, and ``--strict``.
+
+    Args:
+        meaning: of ``--fail-on``, for ``--help``.
+    """
+
+    def decorated(command: _Command) -> _Command:
+        strict = click.option(
+            "--strict", is_flag=True, help="With --fail-on: also exit with 1 if the bound may be exceeded."
+        )
+        return click.option("--fail-on", "bounds", multiple=True, metavar="BOUND", help=meaning)(strict(command))
+
+    return decorated
+
+
 _MOST_ROWS = 1 << 40
 """More rows than any table has: Polars counts them with 64 bits."""
 
