@@ -79,8 +79,10 @@ def command(
             Result(form, None, top, None).show(_watch(directory, since).now(time.time_ns()))
         elif prometheus is not None:
             _serve(directory, prometheus, seconds, follower)
+        elif sys.stdout.isatty():
+            _show_in_place(_watch(directory, since), seconds, top, follower)
         else:
-            _show(_watch(directory, since), seconds, top, follower)
+            _show_lines(_watch(directory, since), seconds, follower)
     except KeyboardInterrupt:
         pass
     finally:
@@ -108,10 +110,8 @@ def _serve(directory: str, port: int, seconds: float, follower: Follower) -> Non
         serving.shutdown()
 
 
-def _show(watch: Watch, seconds: float, top: int, follower: Follower) -> None:
-    """Shows it until the user interrupts: in place on a terminal, else a line each time that something is new."""
-    if sys.stdout.isatty():
-        _show_in_place(watch, seconds, top, follower)
+def _show_lines(watch: Watch, seconds: float, follower: Follower) -> None:
+    """Prints a line each time that something is new, until the user interrupts."""
     shown = ""
     while True:
         follower.look()
@@ -133,6 +133,7 @@ def _line(watch: Watch) -> str:
 
 
 def _show_in_place(watch: Watch, seconds: float, top: int, follower: Follower) -> None:
+    """Shows it on the terminal until the user interrupts."""
     from rich.live import Live
 
     output = console()

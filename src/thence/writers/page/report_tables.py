@@ -34,14 +34,12 @@ class Field:
         title: heading.
         kind: how a value is shown: text, count, ns, share, bytes, gbps or number.
         bar: whether a bar next to the value shows its size.
-        word: the term of `WORDS` that explains the column, if it is not the title.
     """
 
     column: str
     title: str
     kind: str
     bar: bool = False
-    word: str = ""
 
 
 # The columns of each table.
@@ -199,8 +197,7 @@ def frame_data(frame: pl.DataFrame, fields: Sequence[Field], note: str = "", mos
 
 def _column(field: Field) -> dict[str, Any]:
     """A column's heading, and what its word means, if `WORDS` explains it: the page shows that on hover."""
-    meaning = WORDS.get(field.word or field.title)
-    explained = {} if meaning is None else {"meaning": meaning}
+    explained = {"meaning": WORDS[field.title]} if field.title in WORDS else {}
     return {"title": field.title, "kind": field.kind, "bar": field.bar} | explained
 
 
