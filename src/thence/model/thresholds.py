@@ -180,6 +180,8 @@ NAMED_CAUSE_SHARE = 0.1
 MAX_HOST_RANGES = 1_000_000
 """With more host ranges, idle time is divided by cause only for some of the typical steps, in a comparison not at all,
 and late ranks are not looked for on the first screen: that takes some 2 s of CPU time per million."""
+SAMPLED_HOST_RANGES = 250_000
+"""Most host ranges of the typical steps in which the first screen then divides idle time by cause."""
 SHOWN_SHARE = 0.01
 """Parts of a run and programs below this share of the whole are not named."""
 SHOWN_AT_FIRST_SHARE = 0.005

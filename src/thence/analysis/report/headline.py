@@ -39,7 +39,7 @@ from thence.analysis.steps.plain_step import of_some_steps, plain_step, why_no_p
 from thence.analysis.steps.windows import OUTLIER, RULES, Steps, basis_of, left_out_of_windows, selected_steps
 from thence.errors import MissingData
 from thence.model.tables import ENDLESS, NO_STEPS
-from thence.model.thresholds import MAX_HOST_RANGES, SHOWN_SHARE
+from thence.model.thresholds import MAX_HOST_RANGES, SAMPLED_HOST_RANGES, SHOWN_SHARE
 from thence.units import format_ns, format_share, several
 
 if TYPE_CHECKING:
@@ -344,7 +344,7 @@ def headline(
     causes = None
     reason = idle.reason
     if figures is not None and idle.result is None and trace.around.host.height > MAX_HOST_RANGES:
-        causes = sampled_idle(trace, MAX_HOST_RANGES)
+        causes = sampled_idle(trace, SAMPLED_HOST_RANGES)
         reason = "" if causes is not None else reason
     elif idle.result is not None:
         whole = figures is None

@@ -157,12 +157,13 @@ def _of_calls(activities: pl.DataFrame, calls: pl.DataFrame, steps: pl.Series) -
         # of several kernels, all have the size that one of them says
         element_bytes=pl.col("element_bytes").max().over("call")
     )
-    served = sized["name"].is_in(list(SERVED_ATTENTION))
+    used = sized["name"].unique()
+    served = sized["name"].is_in(used.filter(used.cast(pl.String).is_in(list(SERVED_ATTENTION))).implode())
     step = steps.gather(sized["index"]).cast(pl.String) if served.any() else pl.lit(None, pl.String)
     sized = sized.with_columns(step=pl.when(served).then(step))
     key = ["name", "inputs", "element_bytes", "step"]
     distinct = sized.select(key).unique()
-    works = [_work_of_call(*call) for call in distinct.iter_rows()]
+    works = [_work_of_call(*call) for call in distinct.cast({"name": pl.String, "inputs": pl.String}).iter_rows()]
     schema = {"flop": pl.Float64(), "traffic": pl.Float64(), "type": pl.String()}
     distinct = distinct.hstack(pl.DataFrame(works, schema=schema, orient="row"))
     return sized.join(distinct, on=key, nulls_equal=True).select("index", "call", *schema)

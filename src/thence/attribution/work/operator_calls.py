@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
 
-CALL = {"index": pl.UInt32(), "call": pl.UInt32(), "name": pl.String(), "inputs": pl.String()}
+CALL = {"index": pl.UInt32(), "call": pl.UInt32(), "name": pl.Categorical(), "inputs": pl.Categorical()}
 """Columns of calls: row of an activity in gpu, number of the call that launched it, the operator and its inputs."""
 _MAX_LISTED = 4
 """Tensors of a list that the name of a shape shows."""
@@ -127,7 +127,7 @@ def call_shapes(trace: Attributed) -> pl.Series:
     """
     calls = pl.concat([calls_of_operators(trace), calls_in_graphs(trace)])
     distinct = calls.select("name", "inputs").unique()
-    texts = [_shape_text(name, inputs) for name, inputs in distinct.iter_rows()]
+    texts = [_shape_text(name, inputs) for name, inputs in distinct.cast(pl.String).iter_rows()]
     named = calls.join(distinct.with_columns(shape=pl.Series(texts, dtype=pl.String)), on=["name", "inputs"])
     rows = pl.select(index=pl.int_range(trace.gpu.height, dtype=pl.UInt32))
     found = rows.join(named.unique("index", keep="first"), on="index", how="left", maintain_order="left")
