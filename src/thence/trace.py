@@ -340,17 +340,18 @@ class Trace:
         """Cached by kind of place, because the page of a report and its findings need the same."""
         return {}
 
-    def roofline(self, by: By = "module", peaks: Peaks | None = None) -> Roofline:
+    def roofline(self, by: By | None = None, peaks: Peaks | None = None) -> Roofline:
         """FLOP, bytes, the share of what the device allows, and headroom, by one kind of place.
 
         Args:
-            by: the kind of place that each row is: one of `thence.model.places.BY`.
+            by: the kind of place that each row is: one of `thence.model.places.BY`; None: `default_kind`.
             peaks: of all devices, instead of those that thence knows.
 
         Raises:
             UsageError: ``by`` is none of `thence.model.places.BY`.
             MissingData: the trace holds no device activity, or the peaks of its devices are not known.
         """
+        by = by or self.default_kind
         if peaks is not None:
             return self._answer(rooflines.roofline(self.tables, by, peaks))
         if by not in self._rooflines:

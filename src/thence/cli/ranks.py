@@ -68,6 +68,8 @@ def command(inputs: Inputs, what_if: bool, clocks: bool, result: Result) -> None
     job = trace.ranks()
     replayed = _replayed(trace, job) if what_if else []
     notes = [text for _, text in replayed]
+    if what_if and not replayed:
+        notes.append("--what-if: no late rank is named, so there is no delay to leave out of the replay")
     if result.form == "table":
         if not (what_if or job.stragglers.is_empty()):
             notes.append("--what-if replays the steps without the delay")

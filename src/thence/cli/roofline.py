@@ -8,7 +8,7 @@ import click
 
 from thence.cli.inputs import Inputs, trace_options
 from thence.cli.messages import put, say
-from thence.cli.output import Result, choice_option, result_options
+from thence.cli.output import Result, result_options
 from thence.cli.verb import VerbCommand
 from thence.errors import UsageError
 from thence.model.peaks import DTYPES, SHORT_NAMES, Peaks
@@ -27,8 +27,9 @@ Examples:
 The roofline of an activity is the shortest time that its GPU allows: FLOP divided by the peak of the
 data type, or bytes divided by the bandwidth of memory, whichever is longer. Headroom is the rest of its
 time; rows are sorted by it. FLOP and bytes follow from the shapes of the operator that launched the
-work, which torch.profiler records with record_shapes=True. What has no model counts as no headroom, and
-the reasons are listed with their time. Peaks are without sparsity.
+work, which torch.profiler records with record_shapes=True; JAX's HLO states them without any setting.
+What has no model counts as no headroom, and the reasons are listed with their time. Peaks are without
+sparsity.
 
 \b
   compute    FLOP decide the roofline of most of the row's time
@@ -73,7 +74,7 @@ def _measure(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
 
 @click.command("roofline", cls=VerbCommand, epilog=_EXAMPLES)
 @trace_options("rank", "device", "steps", "window", "only", "program", "own", "hlo")
-@choice_option("--by", choices=("module", *(by for by in BY if by != "module")), meaning="What a row of the table is.")
+@click.option("--by", type=click.Choice(BY), help="What a row of the table is. Default: as in thence report.")
 @click.option("--peak", "peaks", multiple=True, metavar="TYPE=TFLOPS", help="Peak of a data type on all devices.")
 @click.option("--bandwidth", type=click.FloatRange(min=0, min_open=True), help="GB/s of memory, with --peak.")
 @click.option(
@@ -85,9 +86,9 @@ def _measure(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
     help="Measure what this machine's GPU attains, and end.",
 )
 @result_options(without="20")
-def command(inputs: Inputs, by: str, peaks: tuple[str, ...], bandwidth: float | None, result: Result) -> None:
+def command(inputs: Inputs, by: str | None, peaks: tuple[str, ...], bandwidth: float | None, result: Result) -> None:
     """How well the GPU was used: FLOP, bytes, share of the peak and headroom by module, line or kernel."""
     if bool(peaks) != (bandwidth is not None):
         raise UsageError("--peak and --bandwidth go together: both are needed for a roofline")
     given = Peaks("the devices", dict(map(_peak, peaks)), bandwidth, "given by the user") if peaks else None
-    result.show(inputs.open().roofline(cast("By", by), given))
+    result.show(inputs.open().roofline(cast("By | None", by), given))

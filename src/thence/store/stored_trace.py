@@ -303,7 +303,7 @@ class StoredTrace(Trace):
         self._need_host("whatif")
         return super()._suggested_gains()
 
-    def roofline(self, by: By = "module", peaks: Peaks | None = None) -> Roofline:
+    def roofline(self, by: By | None = None, peaks: Peaks | None = None) -> Roofline:
         """As `Trace.roofline`; by shape it needs host ranges, as operators are.
 
         Stores of earlier versions do not keep the work of activities, which follows from host ranges or HLO.

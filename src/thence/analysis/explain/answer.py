@@ -34,7 +34,7 @@ from thence.analysis.whatif.prediction import MAX_SUGGESTED
 from thence.model.answer import Answer, Lines, ResultOrReason, result_or_reason
 from thence.model.places import FOLLOWING, LAYERED
 from thence.model.selection import TYPICAL
-from thence.model.thresholds import SHOWN_SHARE, WELL_COVERED_SHARE
+from thence.model.thresholds import MAX_WITHOUT_EDGES_SHARE, SHOWN_SHARE, WELL_COVERED_SHARE
 from thence.units import format_bytes, format_ns, format_share, several
 
 if TYPE_CHECKING:
@@ -745,6 +745,9 @@ def _gains(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
             place=f"{row['change']} {row['part']}".strip(),
         )
     if not seen:
+        if found.health.opaque > MAX_WITHOUT_EDGES_SHARE:
+            missing.append(NotAnswered(question, found.refusal, EDGES_ADVICE))
+            return
         reason = "no single change gains more than the interval of its prediction"
         missing.append(NotAnswered(question, reason, "record more steps; thence whatif --free predicts a given change"))
 

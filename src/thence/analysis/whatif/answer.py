@@ -30,7 +30,7 @@ from thence.errors import MissingData
 from thence.model.answer import Answer, TableView
 from thence.model.collective_kinds import kind_of
 from thence.model.kernel_names import clip, short_names
-from thence.model.thresholds import MAX_UNEXPLAINED_SHARE
+from thence.model.thresholds import MAX_UNEXPLAINED_SHARE, MAX_WITHOUT_EDGES_SHARE
 from thence.model.totals import must
 from thence.units import format_ns, several
 
@@ -60,6 +60,8 @@ _ROWS = {
     "change": pl.String(), "part": pl.String(), "before_ns": pl.Int64(), "after_ns": pl.Int64(), "gain_ns": pl.Int64(),
     "gain_share": pl.Float64(), "low_share": pl.Float64(), "high_share": pl.Float64(), "verdict": pl.String(),
 }  # fmt: skip
+EDGES_ADVICE = "of PyTorch's graphs, recordings and labels by thence.save_labels() tell it; a run without graphs needs neither"
+"""How to record which activities of CUDA graphs wait for which."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +115,12 @@ class WhatIf(Answer):
         """What the predictions are of, and whether the graph explains the trace."""
         if self.suggested:
             left_out = "changes that gain no more than their interval are left out"
-            nothing = "no single change gains more than its interval"
+            nothing = "no single change that is predicted gains more than its interval"
             given = "--free, --scale, --no-wait and --on-time predict a given change"
             yield f"{left_out if self.rows.height else nothing}; {given}"
         health = self.health
+        if health.opaque > MAX_WITHOUT_EDGES_SHARE:
+            yield f"refused: {self.refusal}; {EDGES_ADVICE}"
         yield (
             f"of {self.program}: {several(self.steps, 'step')} of {format_ns(self.step_ns)}; intervals are at least "
             f"+-{100 * health.noise:.1f} % of it"
@@ -124,6 +128,14 @@ class WhatIf(Answer):
         yield (
             f"activities that began later than the simulation explains: {100 * health.unexplained:.1f} % of the time; "
             f"waits for events whose record is inferred or unknown: {100 * health.inferred:.0f} %"
+        )
+
+    @property
+    def refusal(self) -> str:
+        """Why changes of activities inside CUDA graphs are not predicted, and the way out."""
+        return (
+            f"{100 * self.health.opaque:.1f} % of the GPU time is inside CUDA graphs (command buffers) of which the "
+            "trace does not tell which activity waits for which, so changes of these activities are not predicted"
         )
 
     def known(self) -> dict[str, float]:
@@ -160,6 +172,7 @@ class WhatIf(Answer):
                 "unexplained_share": self.health.unexplained,
                 "inferred_share": self.health.inferred,
                 "noise_share": self.health.noise,
+                "opaque_share": self.health.opaque,
             },
             "rows": self.rows.to_dicts(),
             "critical_path": self.path.to_dicts(),

@@ -28,16 +28,17 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
 
-KINDS = ("gpu", "host", "launch", "gap", "event", "return", "handover")
+KINDS = ("gpu", "host", "launch", "gap", "event", "return", "handover", "graph")
 """Kinds of tiles. gpu: an activity runs. host: a thread works. launch: from the launch call to the activity. gap:
 between activities of a stream. event: from an event record to the work that waited for it. return: from the end of
-the device's work to the end of the call that waited for it. handover: from one thread to another."""
+the device's work to the end of the call that waited for it. handover: from one thread to another. graph: the
+activities of a CUDA graph whose edges are unknown, after its first one."""
 _HOST, _GPU = KINDS.index("host"), KINDS.index("gpu")
 TILE = {
     "start": pl.Int64(), "duration": pl.Int64(), "kind": pl.Enum(KINDS), "rank": pl.Int32(), "gpu": pl.Int32(),
     "host": pl.Int32(), "cause": pl.Enum(CAUSES), "step": pl.Int32(),
 }  # fmt: skip
-_AFTER_ACTIVITY = {"stream": "gap", "event": "event", "wait": "return", "ranks": "gap", "graph": "gap"}
+_AFTER_ACTIVITY = {"stream": "gap", "event": "event", "wait": "return", "ranks": "gap", "graph": "gap", "opaque_graph": "graph"}
 
 
 def critical_path(trace: Attributed, program: Program) -> pl.DataFrame:

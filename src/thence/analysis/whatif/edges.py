@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from thence.model.intervals import Intervals
 
 
-EDGES = ("host", "launch", "stream", "event", "wait", "handover", "ranks", "graph")
+EDGES = ("host", "launch", "stream", "event", "wait", "handover", "ranks", "graph", "opaque_graph")
 """Kinds of edges; host and stream are also the kinds of the links along the chains of threads and of streams."""
 STEP, END, CALL, START = 0, 1, 2, 3
 """Kinds of nodes; nodes of equal time are in this order."""
@@ -299,7 +299,7 @@ def add_graphs(builder: GraphBuilder, nodes: GraphNodes) -> None:
     """
     gpu, start = builder.work.gpu, builder.start
     first, others = _first_of_launches(builder.work, nodes.inside & ~nodes.known)
-    builder.add_edges(start[first], start[others], gpu.start[others] - gpu.start[first], "graph")
+    builder.add_edges(start[first], start[others], gpu.start[others] - gpu.start[first], "opaque_graph")
     fits = gpu.start[nodes.target] >= gpu.end[nodes.source] - TIMESTAMP_NS
     for before, after in ((nodes.source[fits], nodes.target[fits]), _launched_again(builder.work)):
         lag = np.minimum(gpu.start[after] - gpu.end[before], DEFAULT_GAP_NS)

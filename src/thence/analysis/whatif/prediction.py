@@ -87,6 +87,8 @@ class Health:
         noise: minimum half width of intervals, as a share of the step.
         spread: the part of noise that is not due to the host: the spread of the steps.
         pace: how much faster or slower the host may be than in the trace, as a share of its work.
+        opaque: share of the time of all activities that is inside CUDA graphs whose edges are unknown. Changes of
+            these activities are not predicted.
         counted: mask of the nodes up to the end of the steps; all nodes if there are no steps.
     """
 
@@ -95,6 +97,7 @@ class Health:
     noise: float
     spread: float
     pace: float
+    opaque: float
     counted: Mask = field(repr=False, compare=False)
 
 
@@ -124,7 +127,8 @@ def health(trace: Attributed, program: Program, time: Int64 | None = None) -> He
     spread = _spread_of_steps(trace)
     pace = max(PACE_NOISE_SHARE, pace_spread(host_pieces(trace, program)))
     noise = math.hypot(spread, longer / max(took, 1))
-    return Health(late / max(span, 1), program.inferred, noise, spread, pace, counted)
+    opaque = int(duration[program.inside.inside & ~program.inside.known].sum()) / max(int(duration.sum()), 1)
+    return Health(late / max(span, 1), program.inferred, noise, spread, pace, opaque, counted)
 
 
 def _spread_of_steps(trace: Attributed) -> float:
