@@ -57,6 +57,20 @@ def test_what_is_read_is_what_was_written(path: Path, tmp_path: Path) -> None:
     assert_same(rows_of(tmp_path, {}), whole)
 
 
+def test_a_kind_of_place_that_is_newer_than_a_store_is_not_recorded_there(tmp_path: Path) -> None:
+    trace = thence.open(INPUTS[0])
+    write_tables(trace.whole, tmp_path, host=True)
+    (tmp_path / FACTS).write_bytes(
+        encode_facts(Facts(trace.meta, trace.check(), trace.whole.own, trace.whole.installed))
+    )
+    path = tmp_path / "activities.parquet"
+    pl.read_parquet(path).drop("phase", "phase_rule").write_parquet(path)
+    places = rows_of(tmp_path, {}).places
+    assert places["phase"].null_count() == trace.whole.gpu.height
+    assert places["phase_rule"].unique().to_list() == ["not_recorded"]
+    assert_frame_equal(places["module", "op"], trace.whole.places["module", "op"], categorical_as_str=True)
+
+
 def test_ranks_put_together_are_those_that_were_read_together() -> None:
     parts = [thence.open(path).whole for path in FSDP]
     assert_same(concat_attributed(parts), thence.open(FSDP).whole)

@@ -21,6 +21,9 @@ FlameBy = Literal["op_name", "label", "module", "ops", "source", "stack"]
 Origin = Literal["launch", "hlo", "both", "gpu", "collectives"]
 Verb = Literal["stated", "stated-xla", "page", "page-xla", "flame", "lanes", "graph-labels", "only", "diff", "layers"]
 
+NOT_RECORDED = "not_recorded"
+"""Code of the reason of activities without a place, where nothing more is known."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -55,8 +58,8 @@ class Kind:
     categories: tuple[str, ...] = ()
     nests: bool = False
     follows_forward: bool = True
-    missing: str = "not_recorded"
-    outside: str = "not_recorded"
+    missing: str = NOT_RECORDED
+    outside: str = NOT_RECORDED
     verbs: frozenset[Verb] = frozenset()
 
 

@@ -23,7 +23,7 @@ from thence.model.attributed import RULE, SHARES, Attributed
 from thence.model.concat_tables import renumbered
 from thence.model.hlo import BUFFERS, COMPUTATIONS, FRAMES, INSTRUCTIONS, LOOPS, HloModule
 from thence.model.phases import POSITIONS
-from thence.model.places import PLACES
+from thence.model.places import NOT_RECORDED, PLACES
 from thence.model.tables import (
     COLLECTIVES,
     EVENTS,
@@ -187,7 +187,7 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
         if activities is not None:
             gpu = activities.select(pl.col(old).alias(name) for name, old in GPU_COLUMNS.items())
             own = set(GPU_COLUMNS.values())
-            places = activities.drop(own).cast(_PLACE_TYPES)
+            places = _typed_places(activities.drop(own))
         tables: dict[str, Any] = {name: _typed(read_table(folder, name), schema) for name, schema in _TABLES.items()}
         if tables["collectives"]["gpu"].null_count():
             raise ValueError("collectives without an activity")
@@ -211,6 +211,13 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
             message = "has tables that refer to rows that do not exist: create the store again with thence ingest"
             raise DamagedInput(str(folder), message) from error
     return renumbered(sound, new) if new else sound
+
+
+def _typed_places(places: pl.DataFrame) -> pl.DataFrame:
+    """Places in their types; a kind of place that is newer than the store is not recorded."""
+    newer = [name for name in _PLACE_TYPES if name not in places.columns]
+    values = {name: pl.lit(NOT_RECORDED if name.endswith("_rule") else None) for name in newer}
+    return places.with_columns(**values).cast(_PLACE_TYPES).select(places.columns + newer)
 
 
 def _possible_work(work: pl.DataFrame, rows: int) -> pl.DataFrame:

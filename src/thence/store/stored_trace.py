@@ -11,7 +11,7 @@ import polars as pl
 from thence.errors import DamagedInput, MissingData
 from thence.model.attributed import concat_attributed
 from thence.model.selection import Selection
-from thence.model.tables import STEP_KINDS
+from thence.model.tables import NO_STEPS, STEP_KINDS
 from thence.store.summaries import SUMMARISED_BY
 from thence.trace import Trace
 from thence.units import several
@@ -250,7 +250,7 @@ class StoredTrace(Trace):
             frames = self.store.lateness()
             found = steps_of_summaries({name: frames[name].collect() for name in ("devices", "steps")})
         if found is None:
-            raise MissingData(f"{self.store.root}: holds no steps")
+            raise MissingData(f"{self.store.root}: holds no steps: {NO_STEPS}")
         return steps_over_time(found)
 
     def sql(self, query: str) -> pl.DataFrame:

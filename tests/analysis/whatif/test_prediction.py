@@ -126,6 +126,13 @@ def test_work_inside_of_a_graph_is_refused() -> None:
     name = trace.tables.gpu["name"].cast(pl.String)[0]
     found = what_if(trace.whole, program_graph(trace.whole), [parse_change("free", f"kernel:{name[:6]}")])
     assert found.rows["verdict"].to_list() == ["refused"]
+    graphed = trace.tables.gpu.filter(pl.col("graph").is_not_null())["duration"].sum()
+    share = graphed / trace.tables.gpu["duration"].sum()
+    assert share > 0.9
+    assert found.health.opaque == pytest.approx(share)
+    assert any(text.startswith(f"refused: {100 * share:.1f} %") for text in found.remarks())
+    path = {row["kind"]: row["share"] for row in trace.whatif().path.iter_rows(named=True)}
+    assert path["graph"] > 0.5
 
 
 def test_a_trace_that_explains_too_little_is_refused(tmp_path: Path) -> None:

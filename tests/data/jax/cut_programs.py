@@ -1,6 +1,6 @@
 """Cuts the first executions of XLA programs out of a recording, and counts the kernels of each HLO op in another.
 
-    PYTHONPATH=tests python tests/data/jax/cut_programs.py WITH WITHOUT EXECUTIONS OUT.tar.xz PROGRAM [PROGRAM ...]
+    PYTHONPATH=tests:tests/support python tests/data/jax/cut_programs.py WITH WITHOUT EXECUTIONS OUT.tar.xz PROGRAM...
 
 What made ``programs/*.tar.xz`` from recordings of ``tests/gpu/jax_programs.py``: WITH is the directory of one
 process that had command buffers, WITHOUT the same program without. Of WITH is kept what the first EXECUTIONS

@@ -1,6 +1,6 @@
 """Cuts the first execution of one XLA program out of a recording: what made ``loops_recording.tar.xz``.
 
-    PYTHONPATH=tests python tests/data/jax/cut_recording.py RECORDING PROGRAM MILLISECONDS OUT.tar.xz
+    PYTHONPATH=tests:tests/support python tests/data/jax/cut_recording.py RECORDING PROGRAM MILLISECONDS OUT.tar.xz
 
 RECORDING is the directory of one process, PROGRAM such as ``jit__fori_collect_loop``. What is kept: activities
 that end at most MILLISECONDS after the program's first graph launch, their launches, the NVTX ranges that were

@@ -1,6 +1,6 @@
 """Cuts some steps out of a recording of several ranks: what made ``late_in_backward.tar.xz``.
 
-    PYTHONPATH=tests python tests/data/recording/cut_steps.py RECORDING FIRST END OUT.tar.xz
+    PYTHONPATH=tests:tests/support python tests/data/recording/cut_steps.py RECORDING FIRST END OUT.tar.xz
 
 Steps are counted from 0. What is kept of each rank: the boundaries from the begin of step FIRST to that of step END,
 the marks, calls and activities that CUPTI numbered between, NVTX ranges that began then, and all places and names.

@@ -29,7 +29,7 @@ from thence.analysis.explain.finding import (
 from thence.analysis.idle.host_causes import MEANINGS
 from thence.analysis.report.verdict import WITHOUT_STEPS
 from thence.analysis.steps.windows import selected_steps
-from thence.analysis.whatif.answer import FREEABLE
+from thence.analysis.whatif.answer import EDGES_ADVICE, FREEABLE
 from thence.analysis.whatif.prediction import MAX_SUGGESTED
 from thence.model.answer import Answer, Lines, ResultOrReason, result_or_reason
 from thence.model.places import FOLLOWING, LAYERED

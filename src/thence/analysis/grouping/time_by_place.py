@@ -17,7 +17,7 @@ from thence.model.reasons import REASONS
 from thence.model.thresholds import WELL_COVERED_SHARE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from thence.model.attributed import Attributed
 
@@ -30,6 +30,8 @@ _NUMBERED = {
     "stream": pl.format("rank {} device {} stream {}", "rank", "device", "stream"),
 }
 """Display names of the columns of gpu whose values are numbers."""
+_COMPUTED: Mapping[str, Callable[[Attributed], pl.Series]] = {"dtype": data_types, "shape": call_shapes}
+"""Kinds of places that are computed from other columns of the activity."""
 _OF_ITSELF = ("kind", *_NUMBERED)
 
 
@@ -57,10 +59,8 @@ def time_by_place(trace: Attributed, by: str) -> pl.DataFrame:
         return _by_share(trace, trace.shares)
     if kind.origin == "collectives":
         return _unsplit(trace, _collectives(trace), kind.missing)
-    if by == "dtype":
-        return _unsplit(trace, data_types(trace), kind.missing)
-    if by == "shape":
-        return _unsplit(trace, call_shapes(trace), kind.missing)
+    if by in _COMPUTED:
+        return _unsplit(trace, _COMPUTED[by](trace), kind.missing)
     if kind.origin == "gpu":
         column = _NUMBERED.get(by, pl.col(kind.column))
         return _unsplit(trace, trace.gpu.select(column).to_series(), kind.missing)

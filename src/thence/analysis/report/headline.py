@@ -328,7 +328,7 @@ def headline(
     try:
         found = selected_steps(trace)
     except MissingData as error:
-        no_steps = str(error).partition(": holds no steps: ")[2] or str(error)
+        no_steps = NO_STEPS if NO_STEPS in str(error) else str(error)
         figures = None
         shares = _whole(trace)
     else:

@@ -60,7 +60,9 @@ _ROWS = {
     "change": pl.String(), "part": pl.String(), "before_ns": pl.Int64(), "after_ns": pl.Int64(), "gain_ns": pl.Int64(),
     "gain_share": pl.Float64(), "low_share": pl.Float64(), "high_share": pl.Float64(), "verdict": pl.String(),
 }  # fmt: skip
-EDGES_ADVICE = "of PyTorch's graphs, recordings and labels by thence.save_labels() tell it; a run without graphs needs neither"
+EDGES_ADVICE = (
+    "of PyTorch's graphs, recordings and labels by thence.save_labels() tell it; a run without graphs needs neither"
+)
 """How to record which activities of CUDA graphs wait for which."""
 
 

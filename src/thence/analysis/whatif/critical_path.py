@@ -38,7 +38,9 @@ TILE = {
     "start": pl.Int64(), "duration": pl.Int64(), "kind": pl.Enum(KINDS), "rank": pl.Int32(), "gpu": pl.Int32(),
     "host": pl.Int32(), "cause": pl.Enum(CAUSES), "step": pl.Int32(),
 }  # fmt: skip
-_AFTER_ACTIVITY = {"stream": "gap", "event": "event", "wait": "return", "ranks": "gap", "graph": "gap", "opaque_graph": "graph"}
+_AFTER_ACTIVITY = {
+    "stream": "gap", "event": "event", "wait": "return", "ranks": "gap", "graph": "gap", "opaque_graph": "graph",
+}  # fmt: skip
 
 
 def critical_path(trace: Attributed, program: Program) -> pl.DataFrame:

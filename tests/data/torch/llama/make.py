@@ -1,6 +1,6 @@
 """Makes the files of this folder of what ``benchmarks/gpu_roofline.py record`` wrote on a GPU.
 
-    PYTHONPATH=tests python tests/data/torch/llama/make.py RECORDED
+    PYTHONPATH=tests:tests/support python tests/data/torch/llama/make.py RECORDED
 
 Python frames other than calls of modules are left out of the traces. The names of folders, host, boot and libraries are
 replaced in the recording and the labels.
