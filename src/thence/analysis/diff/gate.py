@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _BOUND = re.compile(r"(?P<what>.+?)\s*>\s*(?P<number>\d{1,12}(?:\.\d{1,9})?)\s*(?P<unit>%|ns|us|µs|ms|s)")
 _UNITS_NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
-_WHOLE = {"total": STEP, BUSY: BUSY, IDLE: IDLE, COMMUNICATION: COMMUNICATION}
+_WHOLE = {"step": STEP, "total": STEP, BUSY: BUSY, IDLE: IDLE, COMMUNICATION: COMMUNICATION}
 EXCEEDED, MAY_BE, WITHIN = "exceeded", "may be exceeded", "within"
 
 
