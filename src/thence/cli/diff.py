@@ -97,8 +97,8 @@ def _one_each(arguments: Sequence[str]) -> Iterator[str]:
     help="Kinds of rows besides the step. Repeatable. Default: all.",
 )
 @gate_options(
-    "Exit with 1 if a change certainly exceeds this: step (or total), busy, idle, communication or KIND:NAME, then > and "
-    "a bound in %, ns, us, ms or s. Repeatable."
+    "Exit with 1 if a change certainly exceeds this: step (or total), busy, idle, communication or KIND:NAME, then > "
+    "and a bound in %, ns, us, ms or s. Repeatable."
 )
 @click.option("--within-run", is_flag=True, help="With --fail-on and one run per side: use the noise within each run.")
 @click.option("--anyway", is_flag=True, help="Compare although the sides are not comparable.")
