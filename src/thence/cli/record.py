@@ -20,11 +20,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from thence.capture.launcher.content import Content
-    from thence.capture.recorder.options import Sampling
+    from thence.capture.recorder.options import Counters, Sampling
 
 _INCOMPLETE = 2
 """Exit code with ``--strict``."""
 _SAMPLING = ("every", "steps", "ring", "budget")
+_COUNTERS = {
+    "counters_interval": "interval_us",
+    "counters_window": "window_seconds",
+    "counters_every": "every_seconds",
+    "counters_only": "metrics",
+}
+"""Options that need --counters, and what they are in `thence.Counters`."""
 _NO_PROCESS = (
     "no Python process of the command began to record. Either none used a GPU, or Python was started with -I, -E or "
     "-S or without the environment variables PYTHONPATH and THENCE_RECORD, or those that did were forked after their "
@@ -63,6 +70,50 @@ def _sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--always", is_flag=True, help="Record windows of few steps, far apart, as long as the program runs."
+        ),
+    ):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def _counter_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--counters`` and the options that need it, as one parameter ``counters``."""
+
+    @functools.wraps(command)
+    def called(*, counters: bool, **given: Any) -> Any:
+        from thence.capture.recorder.options import Counters
+
+        asked = {option: given.pop(option) for option in _COUNTERS}
+        stated = {_COUNTERS[option]: value for option, value in asked.items() if value is not None}
+        if stated and not counters:
+            first = next(option for option, value in asked.items() if value is not None)
+            raise UsageError(f"--{first.replace('_', '-')} needs --counters")
+        if "metrics" in stated:
+            stated["metrics"] = tuple(stated["metrics"].replace(",", " ").split())
+        return command(counters=Counters(**stated) if counters else None, **given)
+
+    wrapped: Callable[..., Any] = called
+    for option in (
+        click.option(
+            "--counters-only", metavar="NAME,...", help="With --counters: these alone, of those that the manual lists."
+        ),
+        click.option(
+            "--counters-every", type=float, metavar="SECONDS", help="With --counters: one window in so long (10)."
+        ),
+        click.option(
+            "--counters-window", type=float, metavar="SECONDS", help="With --counters: how long a window is (WINDOW)."
+        ),
+        click.option(
+            "--counters-interval",
+            type=float,
+            metavar="MICROSECONDS",
+            help="With --counters: from one sample to the next (10).",
+        ),
+        click.option(
+            "--counters",
+            is_flag=True,
+            help="Sample hardware counters of the GPUs in short windows: work of tensor cores and multiprocessors, bytes "
+            "of memory and caches. Needs the right to profile.",
         ),
     ):
         wrapped = option(wrapped)
@@ -112,6 +163,7 @@ def _sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Record every step. By default some are left out, at most a tenth of them, to measure what recording costs.",
 )
 @_sampling_options
+@_counter_options
 @click.option(
     "--strict", is_flag=True, help="Exit with code 2 if the command succeeds but its recording is empty or incomplete."
 )
@@ -126,6 +178,7 @@ def command(
     flush: float,
     program: tuple[str, ...],
     sampling: Sampling | None,
+    counters: Counters | None,
     *,
     no_baseline: bool,
     strict: bool,
@@ -142,6 +195,8 @@ def command(
         thence record --own transformers -- python finetune.py
 
         thence record --always --every 100 -o run2 -- python train.py
+
+        thence record --counters -o run3 -- python train.py
     """
     from thence.capture.launcher.content import content
     from thence.capture.launcher.launch import claimed_directory, run
@@ -162,6 +217,7 @@ def command(
         sampling=sampling,
         overhead="overhead" in added,
         memory="memory" in added,
+        counters=counters,
         flush_seconds=flush,
     )
     directory = claimed_directory(output)

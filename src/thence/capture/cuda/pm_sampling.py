@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 OLDEST = 26
 """CUPTI_API_VERSION of CUDA 12.8: before, the buffer of the hardware had no mode."""
-HARDWARE_BYTES = 12_000
-"""Size of one sample in the buffer of the hardware, rounded up: 10.4 KB with seven counters on an H200."""
 _HOST_LIBRARY = "libnvperf_host.so"
 _PM_SAMPLING = 1
 """CUPTI_PROFILER_TYPE_PM_SAMPLING"""
@@ -41,126 +39,52 @@ _PIECE = 64
 
 
 class _Parameters(ctypes.Structure):
-    """What all of these structs begin with."""
-
-    _fields_ = (("size", c_size_t), ("private", c_void_p))
+    """The one argument of a call: it begins with its size, which leaves out what follows the last field."""
 
     def __init__(self, **values: Any) -> None:
-        field = getattr(type(self), type(self)._fields_[-1][0])
-        super().__init__(size=field.offset + field.size, **values)
+        last = getattr(type(self), self._fields_[-1][0])
+        super().__init__(size=last.offset + last.size, **values)
 
 
-class _ChipName(_Parameters):
-    _fields_ = (("device", c_size_t), ("name", c_char_p))
+def _struct(**fields: Any) -> Any:
+    known = [("size", c_size_t), ("private", c_void_p), *fields.items()]
+    return type("Parameters", (_Parameters,), {"_fields_": known})
 
 
-class _Availability(_Parameters):
-    _fields_ = (("device", c_size_t), ("bytes", c_size_t), ("image", c_void_p))
-
-
-class _HostInitialize(_Parameters):
-    _fields_ = (("type", c_int), ("chip", c_char_p), ("availability", c_void_p), ("host", c_void_p))
-
-
-class _Host(_Parameters):
-    _fields_ = (("host", c_void_p),)
-
-
-class _AddMetrics(_Parameters):
-    _fields_ = (("host", c_void_p), ("metrics", POINTER(c_char_p)), ("count", c_size_t))
-
-
-class _ConfigImage(_Parameters):
-    _fields_ = (("host", c_void_p), ("bytes", c_size_t), ("image", c_void_p))
-
-
-class _ConfigImageSize(_Parameters):
-    _fields_ = (("host", c_void_p), ("bytes", c_size_t))
-
-
-class _Passes(_Parameters):
-    _fields_ = (("bytes", c_size_t), ("image", c_void_p), ("passes", c_size_t))
-
-
-class _Enable(_Parameters):
-    _fields_ = (("device", c_size_t), ("sampler", c_void_p))
-
-
-class _Sampler(_Parameters):
-    _fields_ = (("sampler", c_void_p),)
-
-
-class _SetConfig(_Parameters):
-    _fields_ = (
-        ("sampler", c_void_p),
-        ("bytes", c_size_t),
-        ("image", c_void_p),
-        ("hardware_bytes", c_size_t),
-        ("interval", c_uint64),
-        ("trigger", c_int),
-        ("append", c_int),
-    )
-
-
-class _DataSize(_Parameters):
-    _fields_ = (
-        ("sampler", c_void_p),
-        ("metrics", POINTER(c_char_p)),
-        ("count", c_size_t),
-        ("samples", c_uint32),
-        ("bytes", c_size_t),
-    )
-
-
-class _DataInitialize(_Parameters):
-    _fields_ = (("sampler", c_void_p), ("bytes", c_size_t), ("image", c_void_p))
-
-
-class _Decode(_Parameters):
-    _fields_ = (
-        ("sampler", c_void_p),
-        ("image", c_void_p),
-        ("bytes", c_size_t),
-        ("reason", c_int),
-        ("overflow", c_uint8),
-    )
-
-
-class _DataInfo(_Parameters):
-    _fields_ = (
-        ("image", c_void_p),
-        ("bytes", c_size_t),
-        ("total", c_size_t),
-        ("populated", c_size_t),
-        ("completed", c_size_t),
-    )
-
-
-class _SampleInfo(_Parameters):
-    _fields_ = (
-        ("sampler", c_void_p),
-        ("image", c_void_p),
-        ("bytes", c_size_t),
-        ("index", c_size_t),
-        ("start", c_uint64),
-        ("end", c_uint64),
-    )
-
-
-class _Evaluate(_Parameters):
-    _fields_ = (
-        ("host", c_void_p),
-        ("image", c_void_p),
-        ("bytes", c_size_t),
-        ("index", c_size_t),
-        ("metrics", POINTER(c_char_p)),
-        ("count", c_size_t),
-        ("values", c_void_p),
-    )
+_TEXTS = POINTER(c_char_p)
+_Initialize = _struct()
+_ChipName = _struct(device=c_size_t, name=c_char_p)
+_Availability = _struct(device=c_size_t, bytes=c_size_t, image=c_void_p)
+_HostInitialize = _struct(type=c_int, chip=c_char_p, availability=c_void_p, host=c_void_p)
+_Host = _struct(host=c_void_p)
+_AddMetrics = _struct(host=c_void_p, metrics=_TEXTS, count=c_size_t)
+_ConfigImageSize = _struct(host=c_void_p, bytes=c_size_t)
+_ConfigImage = _struct(host=c_void_p, bytes=c_size_t, image=c_void_p)
+_Passes = _struct(bytes=c_size_t, image=c_void_p, passes=c_size_t)
+_Enable = _struct(device=c_size_t, sampler=c_void_p)
+_Sampler = _struct(sampler=c_void_p)
+_SetConfig = _struct(
+    sampler=c_void_p,
+    bytes=c_size_t,
+    image=c_void_p,
+    hardware_bytes=c_size_t,
+    interval=c_uint64,
+    trigger=c_int,
+    append=c_int,
+)
+_DataSize = _struct(sampler=c_void_p, metrics=_TEXTS, count=c_size_t, samples=c_uint32, bytes=c_size_t)
+_DataInitialize = _struct(sampler=c_void_p, bytes=c_size_t, image=c_void_p)
+_Decode = _struct(sampler=c_void_p, image=c_void_p, bytes=c_size_t, reason=c_int, overflow=c_uint8)
+_DataInfo = _struct(image=c_void_p, bytes=c_size_t, total=c_size_t, populated=c_size_t, completed=c_size_t)
+_SampleInfo = _struct(sampler=c_void_p, image=c_void_p, bytes=c_size_t, index=c_size_t, start=c_uint64, end=c_uint64)
+_Evaluate = _struct(
+    host=c_void_p, image=c_void_p, bytes=c_size_t, index=c_size_t, metrics=_TEXTS, count=c_size_t, values=c_void_p
+)
+"""What the functions take, by the fields of CUPTI's structs, after their size and a pointer that is 0."""
 
 
 class Samples(NamedTuple):
-    """Samples of one window: start and end (ns on CUPTI's clock), amounts by sample and counter, whether some are lost."""
+    """Samples of a window: start and end (ns on CUPTI's clock), amounts by sample and counter; whether too many came."""
 
     start: np.ndarray[Any, Any]
     end: np.ndarray[Any, Any]
@@ -169,7 +93,7 @@ class Samples(NamedTuple):
 
 
 class PmSampler:
-    """Samples the counters of one device, window by window; one sampler of a device exists at a time on a machine.
+    """Samples the counters of one device in one window; one sampler of a device exists at a time on a machine.
 
     Args:
         cupti: of this process.
@@ -177,12 +101,13 @@ class PmSampler:
         wanted: CUPTI's metrics by the names of counters.
         interval_ns: from sample to sample.
         samples: the most that a window has.
+        hardware_bytes: size of the buffer to which the hardware adds them. If it overflows, the window is lost.
         compiled: the compiled probe, which reads samples without the GIL; None if there is none.
 
     Attributes:
         metrics: those of `wanted` that this chip can sample together.
         left_out: why the others are not sampled, by counter.
-        image_bytes, hardware_bytes: memory of the decoded samples, and of the buffer of the hardware.
+        image_bytes: memory of the decoded samples.
 
     Raises:
         MissingRequirement: counters cannot be sampled here; the message says why.
@@ -195,6 +120,7 @@ class PmSampler:
         wanted: Mapping[str, str],
         interval_ns: int,
         samples: int,
+        hardware_bytes: int,
         compiled: ModuleType | None = None,
     ) -> None:
         require(cupti)
@@ -202,42 +128,39 @@ class PmSampler:
         self._compiled = compiled
         self._host: int | None = None
         self._sampler: int | None = None
-        self.image_bytes = self.hardware_bytes = 0
-        cupti.call_with("cuptiProfilerInitialize", _Parameters())
+        self.image_bytes = 0
+        cupti.call_with("cuptiProfilerInitialize", _Initialize())
         self._chip = self._named(device)
         self._availability = self._available(device)
         try:
             self.metrics, self.left_out = self._choose(wanted)
-            if not self.metrics:
-                raise MissingRequirement(f"the chip of this device ({self._chip.decode()}) has none of these counters")
             self._names = _texts(self.metrics.values())
             self._config = self._configured(self.metrics)
-            self._enable(device, interval_ns, samples)
+            self._enable(device, interval_ns, samples, hardware_bytes)
         except BaseException:
             self.close()
             raise
 
     def start(self) -> None:
-        """Begins a window."""
+        """Begins the window."""
         self._cupti.call_with("cuptiPmSamplingStart", _Sampler(sampler=self._sampler))
 
     def stop(self) -> None:
-        """Ends a window; its samples are read by `take`."""
+        """Ends the window; its samples are read by `take`."""
         self._cupti.call_with("cuptiPmSamplingStop", _Sampler(sampler=self._sampler))
 
     def take(self) -> Samples:
-        """The samples of the window that `stop` ended.
+        """The samples of the window that `stop` ended; to be called once.
 
-        The first one of each window is left out: it begins where the last window ended.
+        The first one is left out: it begins where the last window on the device ended.
         """
         image, size = self._image.ctypes.data, self.image_bytes
         decode = _Decode(sampler=self._sampler, image=image, bytes=size)
         info = _DataInfo(image=image, bytes=size)
         self._cupti.call_with("cuptiPmSamplingDecodeData", decode)
         self._cupti.call_with("cuptiPmSamplingGetCounterDataInfo", info)
-        samples = self._evaluated(int(info.completed))
-        self._blank()
-        return Samples(*(column[1:] for column in samples), bool(decode.overflow))
+        start, end, values = self._evaluated(int(info.completed))
+        return Samples(start[1:], end[1:], values[1:], bool(decode.overflow))
 
     def close(self) -> None:
         """Gives back the device's counters; a second call does nothing. The sampler cannot be used any more."""
@@ -277,6 +200,8 @@ class PmSampler:
                 left_out[name] = f"{self._chip.decode(errors='replace')} cannot sample {metric}"
             else:
                 left_out[name] = f"{metric} does not fit into one pass with the other counters"
+        if not chosen:
+            raise MissingRequirement(f"the chip of this device ({self._chip.decode()}) can sample none of them")
         return chosen, left_out
 
     def _passes(self, metrics: Mapping[str, str]) -> int | None:
@@ -307,16 +232,15 @@ class PmSampler:
         self._cupti.call_with("cuptiProfilerHostGetConfigImage", image)
         return config
 
-    def _enable(self, device: int, interval_ns: int, samples: int) -> None:
+    def _enable(self, device: int, interval_ns: int, samples: int, hardware_bytes: int) -> None:
         enabled = _Enable(device=device)
         self._cupti.call_with("cuptiPmSamplingEnable", enabled)
         self._sampler = enabled.sampler
-        self.hardware_bytes = samples * HARDWARE_BYTES
         settings = _SetConfig(
             sampler=self._sampler,
             bytes=len(self._config),
             image=self._config.ctypes.data,  # libcupti keeps the address
-            hardware_bytes=self.hardware_bytes,
+            hardware_bytes=hardware_bytes,
             interval=interval_ns,
             trigger=_TIME_INTERVAL,
             append=_KEEP_OLDEST,
@@ -327,9 +251,6 @@ class PmSampler:
         self._cupti.call_with("cuptiPmSamplingGetCounterDataSize", size)
         self.image_bytes = int(size.bytes)
         self._image = np.empty(self.image_bytes, dtype=np.uint8)
-        self._blank()
-
-    def _blank(self) -> None:
         made = _DataInitialize(sampler=self._sampler, bytes=self.image_bytes, image=self._image.ctypes.data)
         self._cupti.call_with("cuptiPmSamplingCounterDataImageInitialize", made)
 
@@ -380,7 +301,7 @@ def require(cupti: Cupti) -> None:
     if version < OLDEST or not cupti.has("cuptiPmSamplingEnable"):
         raise MissingRequirement(f"{cupti.path} (version {version}) is older than that of CUDA 12.8")
     beside = Path(cupti.path).parent
-    if "/" in cupti.path and not os.environ.get("THENCE_LIBCUPTI") and not any(beside.glob(f"{_HOST_LIBRARY}*")):
+    if "/" in cupti.path and not any(beside.glob(f"{_HOST_LIBRARY}*")):
         raise MissingRequirement(
             f"{_HOST_LIBRARY} is not beside {cupti.path}: the wheel nvidia-cuda-cupti has both, and so has the toolkit"
         )

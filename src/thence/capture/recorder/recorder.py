@@ -32,12 +32,14 @@ from thence.capture.cuda.cupti_owner import taken
 from thence.capture.cuda.synchronization import synchronize
 from thence.capture.recorder.activity_parser import ActivityParser
 from thence.capture.recorder.buffers import Buffers, Filled
+from thence.capture.recorder.counter_windows import CounterWindows
 from thence.capture.recorder.counting import Counting
 from thence.capture.recorder.names import Names
 from thence.capture.recorder.parts import Parts
 from thence.capture.recorder.process_facts import folder_name, process_facts, rank_of_environment, rank_of_framework
 from thence.capture.recorder.ring import Ring
 from thence.errors import MissingRequirement, ThenceError, UsageError
+from thence.model.counter_names import COUNTERS_TABLE
 from thence.model.formats import RECORDING, RECORDING_VERSION
 
 if TYPE_CHECKING:
@@ -121,6 +123,7 @@ class Recorder:
         self.plain_steps: dict[str, str | int | None] = {"trouble": None, "since_ns": 0}
         self._no_samples: str | None = "the option samples is off"
         self._counting = Counting()
+        self._counters = CounterWindows(options.counters, partial(self.parts.add, COUNTERS_TABLE), self.warn)
         self._options = options
         self._source = source
         self._facts = facts
@@ -194,6 +197,8 @@ class Recorder:
         if not self._paused and self.alive:
             self._paused = True
             self._counting.follow(Followed.NOTHING)  # callbacks stay enabled: see `Counting.listen`
+            if self._options.counters is not None:  # no device is sampled while CUPTI is detached
+                self._by_thread(self._counters.end, _PATIENCE_SECONDS)
             detaches = self.why_attached() is None and synchronize(_PATIENCE_SECONDS)
             if detaches:
                 self._flush(unfinished=True)
@@ -209,6 +214,8 @@ class Recorder:
         if self._paused and self.alive and self._attach():
             self._enable()
             self._paused = False
+            if self._options.counters is not None and self._options.sampling is not None:
+                self._by_thread(self._look_at_counters, _PATIENCE_SECONDS)  # the window of steps is soon over
 
     def complete(self, seconds: float) -> bool:
         """Writes what is recorded so far as a finished recording, because the process is about to end.
@@ -447,6 +454,7 @@ class Recorder:
         while True:
             filled = self._next()
             self._looks()
+            self._look_at_counters()
             if filled is not None:
                 self._read(filled)
             elif self._stopping.is_set():
@@ -469,9 +477,15 @@ class Recorder:
                 self._save()  # states the time to the next round: so much may be lost
                 self._due = now + self._flush_seconds
                 self._round_seconds = max(self._round_seconds, time.monotonic() - now)
+        self._counters.end()
         self._read_all()
         self._save()
         self._describe(finished=True)
+
+    def _look_at_counters(self) -> None:
+        seen = self.parts.folder is not None or self.parts.holds_activities or self._uses_xla()
+        recording = seen and self.attached and not self._paused and not self._stopping.is_set()
+        self._counters.look(self._cupti, self._counting.compiled, recording=recording)
 
     def _waits_for_window(self, now: float) -> bool:
         """Whether parts are written later, because a sampled window is being recorded: its rows stay together."""
@@ -488,6 +502,7 @@ class Recorder:
         return sampled and not self.parts.holds_activities and now < self._due + _REST_SECONDS
 
     def _complete(self) -> None:
+        self._counters.end()
         if self._uses_xla():
             self.xla_is_used()
         if self._flushes:
@@ -501,8 +516,9 @@ class Recorder:
     def _next(self) -> Filled | None:
         now = time.monotonic()
         patience = 0.0 if self._stopping.is_set() else _LOOK_SECONDS if self._rests(now) else self._due - now
+        patience = min(max(0.01, patience), _LOOK_SECONDS, max(0.001, self._counters.due - now))
         try:
-            return self._buffers.filled.get(timeout=min(max(0.01, patience), _LOOK_SECONDS))
+            return self._buffers.filled.get(timeout=patience)
         except queue.Empty:
             return None
 
@@ -607,6 +623,7 @@ class Recorder:
             "calls": self._calls_held(),
             "detachments": self._detachments,
             "plain_steps": self.plain_steps,
+            "counters": self._counters.facts(),
             "sampling": self.sampling,
             "ring": None if self.parts.ring is None else self.parts.ring.facts(),
             "began_ns": self._began_ns,

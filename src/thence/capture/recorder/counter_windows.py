@@ -1,0 +1,172 @@
+"""When the hardware counters of the devices are sampled, and what becomes of the samples.
+
+Everything here runs on the recorder's thread. A device is sampled for a window; then the buffer of the hardware is
+decoded, which takes longer than the window did, and the device's counters are given back: so nothing is held between
+two windows, and CUPTI may be detached then.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from thence.capture.cuda.cuda_events import load_driver
+from thence.capture.cuda.pm_sampling import PmSampler
+from thence.capture.cuda.synchronization import active_devices
+from thence.errors import MissingRequirement
+from thence.model.counter_names import BY_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from thence.capture.cuda.cupti import Cupti
+    from thence.capture.recorder.options import Counters
+
+Columns = dict[str, np.ndarray[Any, Any]]
+
+_FIRST_GAP_SECONDS = 0.5
+"""From the first window to the second. It doubles up to what was asked for."""
+_MANY_WINDOWS = 1000
+"""The time between two windows is at least a thousandth of the time since the first, so that long runs have few."""
+_POLL_SECONDS = 0.1
+"""Time from one look to the next where a window is due but nothing is being recorded."""
+_NEVER = float("inf")
+_Result = TypeVar("_Result")
+
+
+class CounterWindows:
+    """The windows of one recording.
+
+    Args:
+        wanted: what to sample; None: nothing.
+        keep: takes the samples, as rows of the table ``counters``.
+        warn: takes a sentence about what was not sampled.
+
+    Attributes:
+        due: when `look` has something to do, on the clock of `time.monotonic`.
+    """
+
+    def __init__(self, wanted: Counters | None, keep: Callable[[Columns], None], warn: Callable[[str], None]) -> None:
+        self._wanted = wanted
+        self._keep = keep
+        self._warn = warn
+        self._samplers: dict[int, PmSampler] = {}
+        self._began_ns = 0
+        self._interval_ns = round(wanted.interval_us * 1000) if wanted else 0
+        self._gap = _FIRST_GAP_SECONDS
+        self._first, self._next = _NEVER, 0.0 if wanted else _NEVER
+        self._looked = 0.0
+        self._ends = _NEVER
+        self._failed: set[int] = set()
+        self._trouble: str | None = None
+        self._metrics: dict[str, str] = {}
+        self._left_out: dict[str, str] = {}
+        self._windows: list[dict[str, Any]] = []
+
+    @property
+    def due(self) -> float:
+        """See above."""
+        return self._ends if self._samplers else max(self._next, self._looked + _POLL_SECONDS)
+
+    def look(self, cupti: Cupti, compiled: ModuleType | None, *, recording: bool) -> None:
+        """Ends the window that is over, or begins the next one, if it is time for that.
+
+        Args:
+            cupti: of this process.
+            compiled: see `PmSampler`.
+            recording: whether activities are being recorded, and some were: a window begins only then.
+        """
+        self._looked = now = time.monotonic()
+        if self._samplers:
+            if now >= self._ends:
+                self.end()
+        elif self._wanted is not None and recording and now >= self._next:
+            self._begin(self._wanted, cupti, compiled)
+
+    def end(self) -> None:
+        """Ends the window that is being sampled, if there is one, and decodes it."""
+        samplers, self._samplers = self._samplers, {}
+        for device, sampler in samplers.items():
+            self._try(device, sampler.stop)
+        ended_ns = time.time_ns()
+        for device, sampler in samplers.items():
+            self._try(device, self._take, device, sampler, ended_ns)
+            self._try(device, sampler.close)
+
+    def facts(self) -> dict[str, Any] | None:
+        """The entry ``counters`` of the description; None where no counters were asked for.
+
+        ``metrics`` and ``left_out`` are by counter: CUPTI's metric, and why it is not sampled; ``windows`` have device,
+        start, end (ns on CUPTI's clock), samples and whether the buffer of the hardware overflowed; ``trouble`` is why
+        there are none.
+        """
+        if self._wanted is None:
+            return None
+        return {
+            "interval_ns": self._interval_ns,
+            "metrics": self._metrics,
+            "left_out": self._left_out,
+            "windows": self._windows,
+            "trouble": None if self._windows else self._trouble,
+        }
+
+    def _begin(self, wanted: Counters, cupti: Cupti, compiled: ModuleType | None) -> None:
+        try:
+            devices = [device for device in active_devices(load_driver()) if device not in self._failed]
+        except MissingRequirement:
+            return
+        if not devices:
+            return  # the program has no context yet
+        opened = {}
+        for device in devices:
+            sampler = self._try(device, self._open, device, wanted, cupti, compiled)
+            if sampler is not None:
+                opened[device] = sampler
+        began = time.monotonic()
+        self._began_ns = time.time_ns()
+        self._first = min(self._first, began)
+        for device, sampler in opened.items():
+            self._samplers[device] = sampler
+            self._try(device, sampler.start)
+        self._ends = began + wanted.window_seconds
+        self._next = began + max(self._gap, wanted.window_seconds)
+        self._gap = max(min(2 * self._gap, wanted.every_seconds), (began - self._first) / _MANY_WINDOWS)
+
+    def _open(self, device: int, wanted: Counters, cupti: Cupti, compiled: ModuleType | None) -> PmSampler:
+        metrics = {name: metric for name in wanted.names if (metric := BY_NAME[name].metric)}
+        samples, size = wanted.samples, wanted.hardware_bytes
+        sampler = PmSampler(cupti, device, metrics, self._interval_ns, samples, size, compiled)
+        self._metrics |= sampler.metrics
+        self._left_out |= sampler.left_out
+        return sampler
+
+    def _take(self, device: int, sampler: PmSampler, ended_ns: int) -> None:
+        if device in self._failed:
+            return
+        samples = sampler.take()
+        count = len(samples.start)
+        start, end = (int(samples.start[0]), int(samples.end[-1])) if count else (self._began_ns, ended_ns)
+        self._windows.append(
+            {"device": device, "start": start, "end": end, "samples": count, "overflow": samples.overflow}
+        )
+        columns = {name: np.ascontiguousarray(samples.values[:, at]) for at, name in enumerate(sampler.metrics)}
+        devices = np.full(count, device, dtype=np.int32)
+        self._keep({"device": devices, "start": samples.start, "end": samples.end, **columns})
+        if samples.overflow:
+            self._warn(
+                "a window of hardware counters is lost, because the buffer of the hardware was full before the window "
+                "could be ended: a shorter window, or a longer interval between samples, needs less of it"
+            )
+
+    def _try(self, device: int, call: Callable[..., _Result], *arguments: Any) -> _Result | None:
+        """The result of a call; None if it failed: then the device is not sampled any more, and the reason is said."""
+        try:
+            return call(*arguments)
+        except (MissingRequirement, MemoryError) as error:
+            self._failed.add(device)
+            self._trouble = f"hardware counters of device {device} cannot be sampled: {error or 'no memory is left'}"
+            self._warn(self._trouble)
+            return None
