@@ -123,7 +123,9 @@ class PmSampler:
         hardware_bytes: int,
         compiled: ModuleType | None = None,
     ) -> None:
-        require(cupti)
+        why = why_not_sampled(cupti)
+        if why is not None:
+            raise MissingRequirement(why)
         self._cupti = cupti
         self._compiled = compiled
         self._host: int | None = None
@@ -295,16 +297,13 @@ def _read_samples(functions: list[int], info: Any, amounts: Any, start: Any, end
     return 0
 
 
-def require(cupti: Cupti) -> None:
-    """Raises `MissingRequirement` if this libcupti cannot sample counters, as far as can be told without a device."""
-    version = cupti.version()
-    if version < OLDEST or not cupti.has("cuptiPmSamplingEnable"):
-        raise MissingRequirement(f"{cupti.path} (version {version}) is older than that of CUDA 12.8")
-    beside = Path(cupti.path).parent
-    if "/" in cupti.path and not any(beside.glob(f"{_HOST_LIBRARY}*")):
-        raise MissingRequirement(
-            f"{_HOST_LIBRARY} is not beside {cupti.path}: the wheel nvidia-cuda-cupti has both, and so has the toolkit"
-        )
+def why_not_sampled(cupti: Cupti) -> str | None:
+    """Why this libcupti cannot sample counters, as far as can be told without a device; None if it can."""
+    if cupti.version() < OLDEST or not cupti.has("cuptiPmSamplingEnable"):
+        return f"{cupti.path} is older than that of CUDA 12.8"
+    if "/" in cupti.path and not any(Path(cupti.path).parent.glob(f"{_HOST_LIBRARY}*")):
+        return f"{_HOST_LIBRARY} is not beside {cupti.path}: the wheel nvidia-cuda-cupti has both, and so has the toolkit"
+    return None
 
 
 def _texts(texts: Iterable[str]) -> Any:
