@@ -282,7 +282,6 @@ def test_the_trial_finds_what_is_there(capsys: pytest.CaptureFixture[str]) -> No
     assert graphs["node"] == (1 << 32) + 0x6B
     found = doctor.examine({f.pop("step"): f for f in (driver, libcupti, recording, graphs)})
     assert {c.name for c in found if c.works} >= {"driver", "libcupti", "recording", "nvtx", "graphs"}
-    assert "older than that of CUDA 12.8" in {c.name: c.found for c in found}["counters"]  # it has no such function
 
 
 def test_a_step_that_fails_does_not_stop_the_others(fakes: FakeDriver, capsys: pytest.CaptureFixture[str]) -> None:
