@@ -56,7 +56,7 @@ class CounterWindows:
         self._samplers: dict[int, PmSampler] = {}
         self._began_ns = 0
         self._interval_ns = round(wanted.interval_us * 1000) if wanted else 0
-        self._gap = _FIRST_GAP_SECONDS
+        self._gap = min(_FIRST_GAP_SECONDS, wanted.every_seconds) if wanted else 0.0
         self._first, self._next = _NEVER, 0.0 if wanted else _NEVER
         self._looked = 0.0
         self._ends = _NEVER

@@ -92,7 +92,7 @@ class Counters:
     """
 
     interval_us: float = 10.0
-    window_seconds: float = 0.1
+    window_seconds: float = 0.05
     every_seconds: float = 10.0
     metrics: tuple[str, ...] = ()
 
