@@ -4,6 +4,7 @@
 
 Parts, each in a process of its own:
 
+    sizes     memory and CPU time of a sample, by set of counters; which counters this chip lacks
     truth     products of bfloat16 and additions of known size, in blocks of one kind and mixed (in a CUDA graph,
               launched one by one, on two streams): tensor cores' FLOP and bytes read beside the known ones, by block
     cost      a CUDA graph that is limited by the GPU, and a loop of launches that is limited by the host, within one
@@ -41,8 +42,11 @@ import numpy as np
 import thence
 from captured_step import captured
 from command_line import documented_parser
+from thence.capture.cuda import cupti
+from thence.capture.cuda.pm_sampling import PmSampler
 from thence.capture.recorder.counter_windows import CounterWindows
 from thence.model.column_file import decode as decode_part
+from thence.model.counter_names import COUNTERS, DEFAULT, ENERGY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +55,7 @@ SIDES = (1024, 1408, 1920, 2688, 3456)
 FLOATS = (1_900_000, 3_800_000, 7_600_000, 19_000_000, 38_000_000)
 FLOP_A_CYCLE = 1024
 """FLOP of a tensor core's cycle, dense bfloat16, where cycles are summed over sub-partitions (GH100)."""
-WINDOW, EVERY = 0.05, 0.4
+WINDOW, EVERY = 0.03, 0.4
 TIMEOUT_S = 120
 
 
@@ -74,6 +78,14 @@ def counters_of(folder: Path) -> dict[str, Any]:
     (path,) = folder.glob("*/recording.json")
     document = json.loads(path.read_text())
     print("warnings", document["warnings"], "counts", document["counts"])
+    parts = [decode_part(part.read_bytes()) for part in path.parent.glob("counters-*.npz")]
+    energy = [part for part in parts if ENERGY in part]
+    joules = sum(float(np.sum(part[ENERGY])) for part in energy)
+    seconds = sum(float(np.sum(part["end"] - part["start"])) for part in energy) / 1e9
+    watts = [sample / 1e3 for clocks in document["clocks"] for sample in clocks["milliwatts"] if sample]
+    if seconds and watts:
+        mean = statistics.mean(watts)
+        print(f"{joules:.1f} J in {seconds:.2f} s: {joules / seconds:.0f} W; mean of the samples of power {mean:.0f} W")
     return dict(document["counters"])
 
 
@@ -117,6 +129,37 @@ def for_seconds(seconds: float, run: Callable[[], Any]) -> None:
         for _ in range(20):
             run()
         torch.cuda.synchronize()
+
+
+def sizes(_out: Path) -> None:
+    """See above."""
+    kinds = Kinds()
+    known = {counter.name: counter.metric for counter in COUNTERS if counter.metric}
+    few = [name for name in known if name in ("gr_active_cycles", "sm_active_cycles", "sm_elapsed_cycles")]
+    sets = {"three": few, **{f"three and {name}": [*few, name] for name in known if name not in few}}
+    sets |= {"default": list(DEFAULT), "all": list(known)}
+    for name, wanted in sets.items():
+        room = 0
+        for room in (4000, 6000, 8000, 10_000, 12_000, 14_000, 17_000, 20_000, 24_000, 30_000, 40_000):
+            metrics = {one: known[one] for one in wanted}
+            sampler = PmSampler(cupti.load(), 0, metrics, 10_000, 1500, 1000 * room, None)
+            sampler.start()
+            began = time.perf_counter()
+            while time.perf_counter() - began < 0.01:
+                kinds.run[0]()
+            kinds.torch.cuda.synchronize()
+            sampler.stop()
+            spent = time.thread_time()
+            samples = sampler.take()
+            spent = time.thread_time() - spent
+            sampler.close()
+            if not samples.overflow:
+                break
+        print(
+            f"{name}: {sampler.image_bytes / 1500:.0f} B decoded; {len(samples.start)} samples fit at {room} B "
+            f"each; {1e6 * spent / max(1, len(samples.start)):.0f} us of CPU each; left out {sampler.left_out}",
+            flush=True,
+        )
 
 
 def truth(out: Path) -> None:
@@ -207,7 +250,7 @@ class Log:
         return None
 
 
-def cost(out: Path, seconds: float = 25.0) -> None:
+def cost(out: Path, seconds: float = 20.0) -> None:
     """See above."""
     kinds, log = Kinds(), Log()
     torch = kinds.torch
@@ -312,7 +355,7 @@ def starts(out: Path) -> None:
 
 def ends(out: Path) -> None:
     """See above."""
-    for way in ("fork", "exit", "_exit", "term", "kill", "sample"):
+    for way in ("fork", "_exit", "term", "kill", "sample"):
         command = [sys.executable, __file__, str(out), f"end:{way}"]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
         folders = sorted((out / f"end_{way}").glob("*/recording.json"))
@@ -325,7 +368,7 @@ def ends(out: Path) -> None:
 def end(out: Path, way: str) -> None:
     """A process that ends in a window."""
     kinds = Kinds()
-    recording = thence.record(out / f"end_{way}", options(0.055, 0.2))
+    recording = thence.record(out / f"end_{way}", options(every=0.2))
     recording.start()
     for_seconds(0.4, kinds.run[0])
     windows = recording._recorder._counters  # noqa: SLF001
@@ -349,7 +392,7 @@ def beside(out: Path) -> None:
     """See above."""
     kinds = Kinds()
     torch = kinds.torch
-    with thence.record(out / "first", options(0.055, 0.3)) as recording:
+    with thence.record(out / "first", options(every=0.3)) as recording:
         for_seconds(0.3, kinds.run[0])
         windows = recording._recorder._counters  # noqa: SLF001
         while not windows._samplers:  # noqa: SLF001
@@ -387,7 +430,7 @@ def train(out: Path, *, graph: bool = False) -> None:
         step()
     torch.cuda.synchronize()
     own = (str(Path(__file__)), "transformers")
-    with thence.record(out / ("graph" if graph else "train"), options(0.05, 0.3, own=own)) as recording:
+    with thence.record(out / ("graph" if graph else "train"), options(WINDOW, 0.3, own=own)) as recording:
         run = captured(torch, step).replay if graph else step
         for _ in range(60):
             run()
@@ -410,7 +453,7 @@ def generate(out: Path) -> None:
         logits = model(input_ids=token, past_key_values=cache, cache_position=place).logits
         token.copy_(logits[:, -1:].argmax(-1))
 
-    with torch.no_grad(), thence.record(out / "decode", options(0.05, 0.3, own=(str(Path(__file__)),))) as recording:
+    with torch.no_grad(), thence.record(out / "decode", options(WINDOW, 0.3, own=(str(Path(__file__)),))) as recording:
         graph = captured(torch, step)
         for _ in range(700):
             graph.replay()
@@ -420,7 +463,7 @@ def generate(out: Path) -> None:
 
 def jax_step(out: Path) -> None:
     """A training step of JAX with known products, in command buffers."""
-    with thence.record(out / "jax", options(0.05, 0.3)):
+    with thence.record(out / "jax", options(WINDOW, 0.3)):
         import jax
         import jax.numpy as jnp
 
@@ -460,7 +503,7 @@ def programs(out: Path) -> None:
 
 
 PARTS: dict[str, Callable[[Path], None]] = {
-    part.__name__: part for part in (truth, cost, decoding, starts, ends, beside, programs)
+    part.__name__: part for part in (sizes, truth, cost, decoding, starts, ends, beside, programs)
 }
 PROGRAMS: dict[str, Callable[[Path], None]] = {
     "train": train,

@@ -198,7 +198,7 @@ int cuptiPmSamplingDecodeData(Decode *p) {
     if (p->overflow) samples = 0;
     if (samples > device->most) samples = device->most;
     memcpy(p->image + 8, &samples, sizeof samples);
-    return 0;
+    return p->overflow ? 8 : 0;
 }
 
 int cuptiPmSamplingGetCounterDataInfo(Info *p) {

@@ -61,6 +61,7 @@ _MEANINGS = {
         "the driver, or use the libcupti of the driver's own CUDA version (THENCE_LIBCUPTI names one)"
     ),
     21: "this libcupti does not know the kind of record",
+    26: "another tool, or another process, samples the counters of this device",
     27: "it is not supported on this device",
     33: "profiling is not possible on this virtual device",
     35: (

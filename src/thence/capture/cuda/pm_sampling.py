@@ -34,6 +34,8 @@ _PM_SAMPLING = 1
 """CUPTI_PROFILER_TYPE_PM_SAMPLING"""
 _TIME_INTERVAL, _KEEP_OLDEST = 1, 0
 """CUPTI_PM_SAMPLING_TRIGGER_MODE_GPU_TIME_INTERVAL, and CUPTI_PM_SAMPLING_HARDWARE_BUFFER_APPEND_MODE_KEEP_OLDEST"""
+_OUT_OF_MEMORY = 8
+"""CUPTI_ERROR_OUT_OF_MEMORY: decoding a buffer that was full returns it, and no samples."""
 _PIECE = 64
 """Samples that are read without another thread of Python running, where there is no compiled probe: some 0.7 ms."""
 
@@ -84,7 +86,7 @@ _Evaluate = _struct(
 
 
 class Samples(NamedTuple):
-    """Samples of a window: start and end (ns on CUPTI's clock), amounts by sample and counter; whether too many came."""
+    """Samples of a window: start and end (ns on CUPTI's clock), amounts by sample and counter; whether it is lost."""
 
     start: np.ndarray[Any, Any]
     end: np.ndarray[Any, Any]
@@ -159,7 +161,12 @@ class PmSampler:
         image, size = self._image.ctypes.data, self.image_bytes
         decode = _Decode(sampler=self._sampler, image=image, bytes=size)
         info = _DataInfo(image=image, bytes=size)
-        self._cupti.call_with("cuptiPmSamplingDecodeData", decode)
+        try:
+            self._cupti.call_with("cuptiPmSamplingDecodeData", decode)
+        except CuptiError as error:
+            if error.code != _OUT_OF_MEMORY:
+                raise
+            decode.overflow = 1
         self._cupti.call_with("cuptiPmSamplingGetCounterDataInfo", info)
         start, end, values = self._evaluated(int(info.completed))
         return Samples(start[1:], end[1:], values[1:], bool(decode.overflow))
@@ -302,7 +309,9 @@ def why_not_sampled(cupti: Cupti) -> str | None:
     if cupti.version() < OLDEST or not cupti.has("cuptiPmSamplingEnable"):
         return f"{cupti.path} is older than that of CUDA 12.8"
     if "/" in cupti.path and not any(Path(cupti.path).parent.glob(f"{_HOST_LIBRARY}*")):
-        return f"{_HOST_LIBRARY} is not beside {cupti.path}: the wheel nvidia-cuda-cupti has both, and so has the toolkit"
+        return (
+            f"{_HOST_LIBRARY} is not beside {cupti.path}: the wheel nvidia-cuda-cupti has both, and so has the toolkit"
+        )
     return None
 
 

@@ -28,9 +28,9 @@ _WAITS = re.compile(r"cu(da)?(\w*Synchronize|StreamWaitEvent|EventRecord)")
 """Calls that wait for the device, and those of events, by which streams wait for each other."""
 _MOST_COUNTER_BYTES = 300_000_000
 """Memory that sampling counters may need on each device."""
-_HARDWARE_BYTES = 12_000
+_HARDWARE_BYTES = 24_000
 """Size of one sample in the buffer of the hardware, rounded up: 10.4 KB with seven counters on an H200."""
-_IMAGE_BYTES = 3_000
+_IMAGE_BYTES = 3_600
 """Size of one counter of one decoded sample, rounded up."""
 _SHORTEST_US, _LONGEST_US = 5.0, 100_000.0
 """Intervals between samples of counters. On an H200, samples of multiprocessors were lost below 5 us."""
@@ -92,7 +92,7 @@ class Counters:
     """
 
     interval_us: float = 10.0
-    window_seconds: float = 0.05
+    window_seconds: float = 0.03
     every_seconds: float = 10.0
     metrics: tuple[str, ...] = ()
 
