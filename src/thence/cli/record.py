@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from thence.capture.launcher.content import Content
-    from thence.capture.recorder.options import Counters, Sampling
 
 _INCOMPLETE = 2
 """Exit code with ``--strict``."""
-_SAMPLING = ("every", "steps", "ring", "budget")
+_SAMPLING = {"every": "every", "steps": "steps", "ring": "ring", "budget": "budget"}
+"""Options that need --always, and what they are in `thence.Sampling`."""
 _COUNTERS = {
     "counters_interval": "interval_us",
     "counters_window": "window_seconds",
@@ -40,68 +40,66 @@ _NO_PROCESS = (
 )
 
 
-def _sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--always`` and the options that need it, as one parameter ``sampling``."""
+def _window_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--always``, ``--counters`` and the options that need them, as one parameter: two of `RecordOptions`."""
 
     @functools.wraps(command)
-    def called(*, always: bool, **given: Any) -> Any:
-        from thence.capture.recorder.options import Sampling
+    def called(*, always: bool, counters: bool, **given: Any) -> Any:
+        from thence.capture.recorder.options import Counters, Sampling
 
-        stated = {name: value for name in _SAMPLING if (value := given.pop(name)) is not None}
-        if stated and not always:
-            raise UsageError(f"--{next(iter(stated))} needs --always")
-        if "budget" in stated:
-            stated["budget"] /= 100
-        return command(sampling=Sampling(**stated) if always else None, **given)
+        sampling = _stated(given, _SAMPLING, "--always", on=always)
+        sampled = _stated(given, _COUNTERS, "--counters", on=counters)
+        if "budget" in sampling:
+            sampling["budget"] /= 100
+        if "metrics" in sampled:
+            sampled["metrics"] = tuple(sampled["metrics"].replace(",", " ").split())
+        windows = {
+            "sampling": Sampling(**sampling) if always else None,
+            "counters": Counters(**sampled) if counters else None,
+        }
+        return command(windows=windows, **given)
 
     wrapped: Callable[..., Any] = called
+    for option in reversed((*_always_options(), *_counter_options())):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def _stated(given: dict[str, Any], names: dict[str, str], needed: str, *, on: bool) -> dict[str, Any]:
+    """Takes the options of one group out of those given; ``on``: whether the one that they need is."""
+    stated = {option: value for option in names if (value := given.pop(option)) is not None}
+    if stated and not on:
+        raise UsageError(f"--{next(iter(stated)).replace('_', '-')} needs {needed}")
+    return {names[option]: value for option, value in stated.items()}
+
+
+def _always_options() -> tuple[Callable[..., Any], ...]:
     number = click.IntRange(min=1)
-    for option in (
+    return (
+        click.option(
+            "--always", is_flag=True, help="Record windows of few steps, far apart, as long as the program runs."
+        ),
+        click.option(
+            "--every", type=number, metavar="STEPS", help="With --always: one window in so many steps, or more (50)."
+        ),
+        click.option("--steps", type=number, metavar="STEPS", help="With --always: steps of a window (1)."),
+        click.option("--ring", type=number, metavar="WINDOWS", help="With --always: windows that stay on disk (20)."),
         click.option(
             "--budget",
             type=click.FloatRange(min=0, max=99),
             metavar="PERCENT",
             help="With --always: what it may cost by its own measurement (1); 0 keeps --every as it is.",
         ),
-        click.option("--ring", type=number, metavar="WINDOWS", help="With --always: windows that stay on disk (20)."),
-        click.option("--steps", type=number, metavar="STEPS", help="With --always: steps of a window (1)."),
-        click.option(
-            "--every", type=number, metavar="STEPS", help="With --always: one window in so many steps, or more (50)."
-        ),
-        click.option(
-            "--always", is_flag=True, help="Record windows of few steps, far apart, as long as the program runs."
-        ),
-    ):
-        wrapped = option(wrapped)
-    return wrapped
+    )
 
 
-def _counter_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--counters`` and the options that need it, as one parameter ``counters``."""
-
-    @functools.wraps(command)
-    def called(*, counters: bool, **given: Any) -> Any:
-        from thence.capture.recorder.options import Counters
-
-        asked = {option: given.pop(option) for option in _COUNTERS}
-        stated = {_COUNTERS[option]: value for option, value in asked.items() if value is not None}
-        if stated and not counters:
-            first = next(option for option, value in asked.items() if value is not None)
-            raise UsageError(f"--{first.replace('_', '-')} needs --counters")
-        if "metrics" in stated:
-            stated["metrics"] = tuple(stated["metrics"].replace(",", " ").split())
-        return command(counters=Counters(**stated) if counters else None, **given)
-
-    wrapped: Callable[..., Any] = called
-    for option in (
+def _counter_options() -> tuple[Callable[..., Any], ...]:
+    return (
         click.option(
-            "--counters-only", metavar="NAME,...", help="With --counters: these alone, of those that the manual lists."
-        ),
-        click.option(
-            "--counters-every", type=float, metavar="SECONDS", help="With --counters: one window in so long (10)."
-        ),
-        click.option(
-            "--counters-window", type=float, metavar="SECONDS", help="With --counters: how long a window is (WINDOW)."
+            "--counters",
+            is_flag=True,
+            help="Sample hardware counters of the GPUs in short windows: work of tensor cores and multiprocessors, "
+            "bytes of memory and caches. Needs the right to profile.",
         ),
         click.option(
             "--counters-interval",
@@ -110,14 +108,15 @@ def _counter_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="With --counters: from one sample to the next (10).",
         ),
         click.option(
-            "--counters",
-            is_flag=True,
-            help="Sample hardware counters of the GPUs in short windows: work of tensor cores and multiprocessors, bytes "
-            "of memory and caches. Needs the right to profile.",
+            "--counters-window", type=float, metavar="SECONDS", help="With --counters: how long a window is (0.05)."
         ),
-    ):
-        wrapped = option(wrapped)
-    return wrapped
+        click.option(
+            "--counters-every", type=float, metavar="SECONDS", help="With --counters: one window in so long (10)."
+        ),
+        click.option(
+            "--counters-only", metavar="NAME,...", help="With --counters: which ones, as docs/recording.md names them."
+        ),
+    )
 
 
 @click.command("record", cls=VerbCommand, context_settings={"allow_interspersed_args": False})
@@ -162,8 +161,7 @@ def _counter_options(command: Callable[..., Any]) -> Callable[..., Any]:
     is_flag=True,
     help="Record every step. By default some are left out, at most a tenth of them, to measure what recording costs.",
 )
-@_sampling_options
-@_counter_options
+@_window_options
 @click.option(
     "--strict", is_flag=True, help="Exit with code 2 if the command succeeds but its recording is empty or incomplete."
 )
@@ -177,8 +175,7 @@ def command(
     own: tuple[str, ...],
     flush: float,
     program: tuple[str, ...],
-    sampling: Sampling | None,
-    counters: Counters | None,
+    windows: dict[str, Any],
     *,
     no_baseline: bool,
     strict: bool,
@@ -214,18 +211,17 @@ def command(
         samples="samples" not in left_out,
         own=own,
         baseline=not no_baseline,
-        sampling=sampling,
         overhead="overhead" in added,
         memory="memory" in added,
-        counters=counters,
         flush_seconds=flush,
+        **windows,
     )
     directory = claimed_directory(output)
     shown = output or directory.name
     try:
         if "peaks" in added:
             measure_into(directory / MEASURED_PEAKS_FILE)
-        with contextlib.nullcontext() if sampling is None else sidecar(directory):
+        with contextlib.nullcontext() if options.sampling is None else sidecar(directory):
             outcome = run(program, directory, options)
         recorded = content(directory)
     finally:

@@ -135,6 +135,24 @@ def test_what_cannot_be_sampled_is_said_and_the_recording_goes_on(tmp_path: Path
         assert rows(tmp_path / name)["name"].to_list() == ["k"]
 
 
+def test_a_device_that_another_process_samples_is_tried_again(tmp_path: Path) -> None:
+    sampled(
+        """
+        fake.fail("cuptiPmSamplingGetCounterAvailability", 26)
+        with thence.record(OUT, options(every_seconds=0.1)) as recording:
+            launch("k")
+            until(lambda: recording._recorder._counters._trouble)
+            fake.fail("cuptiPmSamplingGetCounterAvailability", 0)
+            until(lambda: recording._recorder._counters._windows)
+        """,
+        tmp_path,
+    )
+    about = description(tmp_path)
+    assert "another process, samples the counters of this device" in about["warnings"][0]
+    assert about["counters"]["trouble"] is None
+    assert about["counters"]["windows"][0]["samples"] > 0
+
+
 def test_a_window_that_overflows_is_said(tmp_path: Path) -> None:
     sampled(
         """

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from thence.capture.cuda.cuda_events import load_driver
-from thence.capture.cuda.pm_sampling import PmSampler
+from thence.capture.cuda.cupti import CuptiError
+from thence.capture.cuda.pm_sampling import BUSY, PmSampler
 from thence.capture.cuda.synchronization import active_devices
 from thence.errors import MissingRequirement
 from thence.model.counter_names import BY_NAME
@@ -162,11 +163,15 @@ class CounterWindows:
             )
 
     def _try(self, device: int, call: Callable[..., _Result], *arguments: Any) -> _Result | None:
-        """The result of a call; None if it failed: then the device is not sampled any more, and the reason is said."""
+        """The result of a call; None if it failed: the reason is said, and the device is not sampled any more.
+
+        Unless another process samples it at this moment: the next window is tried.
+        """
         try:
             return call(*arguments)
         except (MissingRequirement, MemoryError) as error:
-            self._failed.add(device)
+            if not (isinstance(error, CuptiError) and error.code == BUSY):
+                self._failed.add(device)
             self._trouble = f"hardware counters of device {device} cannot be sampled: {error or 'no memory is left'}"
             self._warn(self._trouble)
             return None
