@@ -15,7 +15,8 @@ Parts, each in a process of its own:
     ends      processes that fork, exit or are killed in a window; whether the next one can sample
     beside    torch.profiler during a recording with counters, and another process that samples the same device
     programs  recordings of a training step of transformers' Llama (train), of the same captured in a CUDA graph
-              (graph), of a decode in CUDA graphs (decode) and of a training step of JAX (jax), for analyses
+              (graph), of a decode in CUDA graphs (decode) and of a training step of JAX (jax), for analyses; of loops
+              in command buffers of JAX (loops), and of windows of steps with CUPTI detached between them (always)
 
 A last line of each part says what was found; folders of recordings are in OUT.
 """
@@ -43,7 +44,7 @@ import thence
 from captured_step import captured
 from command_line import documented_parser
 from thence.capture.cuda import cupti
-from thence.capture.cuda.pm_sampling import PmSampler
+from thence.capture.cuda.pm_sampling import PmSampler, Room
 from thence.capture.recorder.counter_windows import CounterWindows
 from thence.model.column_file import decode as decode_part
 from thence.model.counter_names import COUNTERS, DEFAULT, ENERGY
@@ -142,7 +143,7 @@ def sizes(_out: Path) -> None:
         room = 0
         for room in (4000, 6000, 8000, 10_000, 12_000, 14_000, 17_000, 20_000, 24_000, 30_000, 40_000):
             metrics = {one: known[one] for one in wanted}
-            sampler = PmSampler(cupti.load(), 0, metrics, 10_000, 1500, 1000 * room, None)
+            sampler = PmSampler(cupti.load(), 0, metrics, 10_000, Room(1500, room, 1 << 30))
             sampler.start()
             began = time.perf_counter()
             while time.perf_counter() - began < 0.01:
@@ -490,10 +491,52 @@ def jax_step(out: Path) -> None:
         print("loss", value)
 
 
+def jax_loops(out: Path) -> None:
+    """A loop and a branch of JAX inside of a command buffer, where a flush from another thread would crash."""
+    with thence.record(out / "loops", options(WINDOW, 0.2)):
+        import jax
+        import jax.numpy as jnp
+
+        matrix = jax.random.normal(jax.random.key(0), (64, 64)) * 0.1
+
+        @jax.jit
+        def solve(y: Any) -> Any:
+            def turn(state: Any) -> Any:
+                number, y, h = state
+                k = jnp.tanh(matrix @ (y + h * jnp.tanh(matrix @ y)))
+                y = jax.lax.cond(jnp.abs(k).max() < 10.0, lambda z: z + h * k, lambda z: z * 0.5, y)
+                return number + 1, y, jnp.clip(h * 0.99, 1e-3, 1e-1)
+
+            return jax.lax.while_loop(lambda state: state[0] < 300, turn, (0, y, 0.05))[1] * 0.1
+
+        y, began = jnp.ones((64, 32)), time.perf_counter()
+        while time.perf_counter() - began < 6:
+            y = jax.block_until_ready(solve(y))
+        print("sum", y.sum())
+
+
+def always(out: Path) -> None:
+    """Windows of few steps, with CUPTI detached between them."""
+    kinds = Kinds()
+    counters = thence.Counters(window_seconds=WINDOW, every_seconds=1.0)
+    sampling = thence.Sampling(every=20, steps=3, budget=0.5, slow_steps=False)
+    with thence.record(out / "always", thence.RecordOptions(counters=counters, sampling=sampling)) as recording:
+        began = time.perf_counter()
+        while time.perf_counter() - began < 6:
+            for _ in range(50):
+                kinds.run[1]()
+            kinds.torch.cuda.synchronize()
+            recording.step()
+    about = json.loads(next((out / "always").glob("*/recording.json")).read_text())
+    print("detachments", about["detachments"], "steps", recording._announced, about["sampling"])  # noqa: SLF001
+
+
 def programs(out: Path) -> None:
     """See above."""
-    for name in ("train", "graph", "decode", "jax"):
+    for name in PROGRAMS:
         environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        if name == "loops":
+            environment["XLA_FLAGS"] = "--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL"
         command = [sys.executable, __file__, str(out), f"program:{name}"]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=90, env=environment)
         print(name, "code", done.returncode, done.stdout[-200:], done.stderr[-600:] if done.returncode else "")
@@ -510,6 +553,8 @@ PROGRAMS: dict[str, Callable[[Path], None]] = {
     "graph": lambda out: train(out, graph=True),
     "decode": generate,
     "jax": jax_step,
+    "loops": jax_loops,
+    "always": always,
 }
 
 

@@ -39,7 +39,7 @@ typedef struct {
     size_t count; double *values;
 } Evaluate;
 
-enum { DEVICES = 8, SAMPLE_BYTES = 10000 };
+enum { DEVICES = 8, SAMPLE_BYTES = 10000, IMAGE_BYTES = 100 };
 static struct device {
     int enabled, sampling, decoded;
     const uint8_t *config;
@@ -161,7 +161,7 @@ int cuptiPmSamplingSetConfig(SetConfig *p) {
 int cuptiPmSamplingGetCounterDataSize(DataSize *p) {
     BEGIN("cuptiPmSamplingGetCounterDataSize", bytes);
     ((struct device *)p->sampler)->most = p->samples;
-    p->bytes = 64;
+    p->bytes = (size_t)IMAGE_BYTES * p->samples;
     return 0;
 }
 

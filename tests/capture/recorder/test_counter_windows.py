@@ -158,7 +158,7 @@ def test_a_window_that_overflows_is_said(tmp_path: Path) -> None:
         """
         with thence.record(OUT, options()) as recording:
             launch("k")
-            recording._recorder._counters._wanted.__class__.hardware_bytes = 1_000_000  # of 10 KB each: 1 ms
+            recording._recorder._counters._sample_bytes = 100  # of 10 KB
             until(lambda: recording._recorder._counters._windows)
         """,
         tmp_path,
@@ -167,6 +167,21 @@ def test_a_window_that_overflows_is_said(tmp_path: Path) -> None:
     assert {(window["samples"], window["overflow"]) for window in about["counters"]["windows"]} == {(0, True)}
     assert "a window of hardware counters is lost" in about["warnings"][0]
     assert parts(tmp_path) == []
+
+
+def test_a_window_is_shorter_where_its_samples_do_not_fit_into_memory(tmp_path: Path) -> None:
+    """Of 3,000 samples (2,000 of 20 ms, and some more) a third fits beside the buffer of the hardware."""
+    sampled(
+        """
+        counter_windows.MOST_COUNTER_BYTES = 3000 * counter_windows.HARDWARE_BYTES + 1000 * 100
+        with thence.record(OUT, options()) as recording:
+            launch("k")
+            until(lambda: recording._recorder._counters._windows)
+        """,
+        tmp_path,
+    )
+    for window in description(tmp_path)["counters"]["windows"]:
+        assert 660 <= window["samples"] < 1000
 
 
 def test_a_window_ends_before_cupti_is_detached(tmp_path: Path) -> None:

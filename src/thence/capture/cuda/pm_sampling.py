@@ -87,6 +87,17 @@ _Evaluate = _struct(
 """What the functions take, by the fields of CUPTI's structs, after their size and a pointer that is 0."""
 
 
+class Room(NamedTuple):
+    """Memory for a window: its samples at most, bytes of each in the buffer of the hardware, and bytes of all at most.
+
+    If the buffer of the hardware overflows, the window is lost. If decoded samples do not fit beside it, fewer do.
+    """
+
+    samples: int
+    sample_bytes: int
+    most_bytes: int
+
+
 class Samples(NamedTuple):
     """Samples of a window: start and end (ns on CUPTI's clock), amounts by sample and counter; whether it is lost."""
 
@@ -104,13 +115,13 @@ class PmSampler:
         device: CUDA's number of it; the process has a context on it.
         wanted: CUPTI's metrics by the names of counters.
         interval_ns: from sample to sample.
-        samples: the most that a window has.
-        hardware_bytes: size of the buffer to which the hardware adds them. If it overflows, the window is lost.
+        room: memory for the samples.
         compiled: the compiled probe, which reads samples without the GIL; None if there is none.
 
     Attributes:
         metrics: those of `wanted` that this chip can sample together.
         left_out: why the others are not sampled, by counter.
+        samples: the most that fit.
         image_bytes: memory of the decoded samples.
 
     Raises:
@@ -123,8 +134,7 @@ class PmSampler:
         device: int,
         wanted: Mapping[str, str],
         interval_ns: int,
-        samples: int,
-        hardware_bytes: int,
+        room: Room,
         compiled: ModuleType | None = None,
     ) -> None:
         why = why_not_sampled(cupti)
@@ -142,7 +152,7 @@ class PmSampler:
             self.metrics, self.left_out = self._choose(wanted)
             self._names = _texts(self.metrics.values())
             self._config = self._configured(self.metrics)
-            self._enable(device, interval_ns, samples, hardware_bytes)
+            self._enable(device, interval_ns, room)
         except BaseException:
             self.close()
             raise
@@ -243,7 +253,7 @@ class PmSampler:
         self._cupti.call_with("cuptiProfilerHostGetConfigImage", image)
         return config
 
-    def _enable(self, device: int, interval_ns: int, samples: int, hardware_bytes: int) -> None:
+    def _enable(self, device: int, interval_ns: int, room: Room) -> None:
         enabled = _Enable(device=device)
         self._cupti.call_with("cuptiPmSamplingEnable", enabled)
         self._sampler = enabled.sampler
@@ -251,19 +261,25 @@ class PmSampler:
             sampler=self._sampler,
             bytes=len(self._config),
             image=self._config.ctypes.data,  # libcupti keeps the address
-            hardware_bytes=hardware_bytes,
+            hardware_bytes=room.samples * room.sample_bytes,
             interval=interval_ns,
             trigger=_TIME_INTERVAL,
             append=_KEEP_OLDEST,
         )
         self._cupti.call_with("cuptiPmSamplingSetConfig", settings)
-        count = len(self._names)
-        size = _DataSize(sampler=self._sampler, metrics=self._names, count=count, samples=samples)
-        self._cupti.call_with("cuptiPmSamplingGetCounterDataSize", size)
-        self.image_bytes = int(size.bytes)
+        self.samples, self.image_bytes = room.samples, self._image_size(room.samples)
+        left = max(1, room.most_bytes - room.samples * room.sample_bytes)
+        if self.image_bytes > left:
+            self.samples = self.samples * left // self.image_bytes
+            self.image_bytes = self._image_size(self.samples)
         self._image = np.empty(self.image_bytes, dtype=np.uint8)
         made = _DataInitialize(sampler=self._sampler, bytes=self.image_bytes, image=self._image.ctypes.data)
         self._cupti.call_with("cuptiPmSamplingCounterDataImageInitialize", made)
+
+    def _image_size(self, samples: int) -> int:
+        size = _DataSize(sampler=self._sampler, metrics=self._names, count=len(self._names), samples=samples)
+        self._cupti.call_with("cuptiPmSamplingGetCounterDataSize", size)
+        return int(size.bytes)
 
     def _evaluated(self, count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         start, end = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)

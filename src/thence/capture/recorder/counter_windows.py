@@ -14,8 +14,9 @@ import numpy as np
 
 from thence.capture.cuda.cuda_events import load_driver
 from thence.capture.cuda.cupti import CuptiError
-from thence.capture.cuda.pm_sampling import BUSY, PmSampler
+from thence.capture.cuda.pm_sampling import BUSY, PmSampler, Room
 from thence.capture.cuda.synchronization import active_devices
+from thence.capture.recorder.options import HARDWARE_BYTES, MOST_COUNTER_BYTES
 from thence.errors import MissingRequirement
 from thence.model.counter_names import BY_NAME
 
@@ -34,6 +35,8 @@ _MANY_WINDOWS = 1000
 """The time between two windows is at least a thousandth of the time since the first, so that long runs have few."""
 _POLL_SECONDS = 0.1
 """Time from one look to the next where a window is due but nothing is being recorded."""
+_MOST_SAMPLE_BYTES = 2 * HARDWARE_BYTES
+"""Of one sample in the buffer of the hardware. What it takes on other chips is not known, so an overflow doubles it."""
 _NEVER = float("inf")
 _Result = TypeVar("_Result")
 
@@ -61,6 +64,7 @@ class CounterWindows:
         self._first, self._next = _NEVER, 0.0 if wanted else _NEVER
         self._looked = 0.0
         self._ends = _NEVER
+        self._sample_bytes = HARDWARE_BYTES
         self._failed: set[int] = set()
         self._trouble: str | None = None
         self._metrics: dict[str, str] = {}
@@ -132,14 +136,15 @@ class CounterWindows:
         for device, sampler in opened.items():
             self._samplers[device] = sampler
             self._try(device, sampler.start)
-        self._ends = began + wanted.window_seconds
+        fits = min((sampler.samples for sampler in opened.values()), default=wanted.samples) / wanted.samples
+        self._ends = began + fits * wanted.window_seconds
         self._next = began + max(self._gap, wanted.window_seconds)
         self._gap = max(min(2 * self._gap, wanted.every_seconds), (began - self._first) / _MANY_WINDOWS)
 
     def _open(self, device: int, wanted: Counters, cupti: Cupti, compiled: ModuleType | None) -> PmSampler:
         metrics = {name: metric for name in wanted.names if (metric := BY_NAME[name].metric)}
-        samples, size = wanted.samples, wanted.hardware_bytes
-        sampler = PmSampler(cupti, device, metrics, self._interval_ns, samples, size, compiled)
+        room = Room(wanted.samples, self._sample_bytes, MOST_COUNTER_BYTES)
+        sampler = PmSampler(cupti, device, metrics, self._interval_ns, room, compiled)
         self._metrics |= sampler.metrics
         self._left_out |= sampler.left_out
         return sampler
@@ -157,9 +162,10 @@ class CounterWindows:
         devices = np.full(count, device, dtype=np.int32)
         self._keep({"device": devices, "start": samples.start, "end": samples.end, **columns})
         if samples.overflow:
+            self._sample_bytes = min(2 * self._sample_bytes, _MOST_SAMPLE_BYTES)
             self._warn(
                 "a window of hardware counters is lost, because the buffer of the hardware was full before the window "
-                "could be ended: a shorter window, or a longer interval between samples, needs less of it"
+                "could be ended; a shorter window, or a longer interval between samples, needs less of it"
             )
 
     def _try(self, device: int, call: Callable[..., _Result], *arguments: Any) -> _Result | None:

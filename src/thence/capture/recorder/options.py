@@ -26,11 +26,11 @@ _RARE = re.compile(
 """Calls that wait, record events, begin or end captures, allocate, or free memory. A program makes few of them."""
 _WAITS = re.compile(r"cu(da)?(\w*Synchronize|StreamWaitEvent|EventRecord)")
 """Calls that wait for the device, and those of events, by which streams wait for each other."""
-_MOST_COUNTER_BYTES = 300_000_000
+MOST_COUNTER_BYTES = 300_000_000
 """Memory that sampling counters may need on each device."""
-_HARDWARE_BYTES = 24_000
+HARDWARE_BYTES = 16_000
 """Size of one sample in the buffer of the hardware, rounded up: 10.4 KB with seven counters on an H200."""
-_IMAGE_BYTES = 3_600
+IMAGE_BYTES = 3_600
 """Size of one counter of one decoded sample, rounded up."""
 _SHORTEST_US, _LONGEST_US = 5.0, 100_000.0
 """Intervals between samples of counters. On an H200, samples of multiprocessors were lost below 5 us."""
@@ -92,7 +92,7 @@ class Counters:
     """
 
     interval_us: float = 10.0
-    window_seconds: float = 0.03
+    window_seconds: float = 0.04
     every_seconds: float = 10.0
     metrics: tuple[str, ...] = ()
 
@@ -100,7 +100,7 @@ class Counters:
         """Checks the numbers, and that a window fits into memory.
 
         Raises:
-            UsageError: they make no sense, there is no such counter, or a window would need more memory than 300 MB.
+            UsageError: they make no sense, there is no such counter, or a window would need more than 300 MB of memory.
         """
         unknown = [name for name in self.metrics if name not in BY_NAME or BY_NAME[name].metric is None]
         if unknown:
@@ -115,11 +115,11 @@ class Counters:
                 "a window of counters has at least 100 samples and is over before the next one begins; got "
                 f"{self.window_seconds:g} s with a sample each {self.interval_us:g} us, one in {self.every_seconds:g} s"
             )
-        if self.bytes > _MOST_COUNTER_BYTES:
-            fits = _MOST_COUNTER_BYTES / self.bytes * self.window_seconds
+        if self.bytes > MOST_COUNTER_BYTES:
+            fits = MOST_COUNTER_BYTES / self.bytes * self.window_seconds
             raise UsageError(
                 f"a window of counters of {self.window_seconds:g} s would need {self.bytes / 1e6:,.0f} MB of memory, "
-                f"more than the {_MOST_COUNTER_BYTES / 1e6:.0f} MB that there are for it: make it {fits:.2g} s, sample "
+                f"more than the {MOST_COUNTER_BYTES / 1e6:.0f} MB that there are for it: make it {fits:.2g} s, sample "
                 "less often, or ask for fewer counters"
             )
 
@@ -134,14 +134,9 @@ class Counters:
         return int(self.window_seconds * 1e6 / self.interval_us * _ROOM) + _MORE_SAMPLES
 
     @property
-    def hardware_bytes(self) -> int:
-        """Size of the buffer to which the hardware adds the samples of a window."""
-        return self.samples * _HARDWARE_BYTES
-
-    @property
     def bytes(self) -> int:
-        """Memory of a window on each device: that buffer, and the decoded samples."""
-        return self.hardware_bytes + self.samples * _IMAGE_BYTES * len(self.names)
+        """About how much memory a window needs on each device: the buffer of the hardware, and the decoded samples."""
+        return self.samples * (HARDWARE_BYTES + IMAGE_BYTES * len(self.names))
 
 
 @dataclass(frozen=True, slots=True)
