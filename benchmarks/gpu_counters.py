@@ -221,33 +221,46 @@ def _compare(kinds: Kinds, blocks: Any, window: Any, counters: Any, kernels: Any
 
 
 class Log:
-    """Times at which windows are begun and ended, from the recorder's thread; ns of `time.perf_counter_ns`."""
+    """Times of windows, from the recorder's thread; ns of `time.perf_counter_ns`."""
 
     def __init__(self) -> None:
-        self.times: list[tuple[str, int, int]] = []
-        for name in ("_begin", "end"):
-            self._wrap(name, getattr(CounterWindows, name))
+        self.begins: list[tuple[int, int]] = []
+        self.stops: list[tuple[int, int]] = []
+        self.finishes: list[tuple[int, int]] = []
+        self._wrap(CounterWindows, "_begin", self.begins)
+        self._wrap(PmSampler, "stop", self.stops)
+        self._wrap(CounterWindows, "finish", self.finishes)
 
-    def _wrap(self, name: str, original: Callable[..., Any]) -> None:
-        def noted(windows: Any, *arguments: Any) -> Any:
-            if name == "end" and not windows._samplers:  # noqa: SLF001 - the only way to tell
-                return original(windows, *arguments)
+    def clear(self) -> None:
+        """Forgets them."""
+        for times in (self.begins, self.stops, self.finishes):
+            times.clear()
+
+    def _wrap(self, owner: Any, name: str, times: list[tuple[int, int]]) -> None:
+        original = getattr(owner, name)
+
+        def noted(of: Any, *arguments: Any) -> Any:
             began = time.perf_counter_ns()
-            result = original(windows, *arguments)
-            self.times.append((name, began, time.perf_counter_ns()))
+            result = original(of, *arguments)
+            if name != "finish" or len(self.finishes) < len(self.stops):  # it is called where there is no window, too
+                times.append((began, time.perf_counter_ns()))
             return result
 
-        setattr(CounterWindows, name, noted)
+        setattr(owner, name, noted)
 
-    def state(self, began: int, ended: int) -> str | None:
-        """What went on during a block; None: several things."""
-        for (name, first, last), (after, then, _) in zip(self.times, self.times[1:], strict=False):
-            if name == "_begin" and after == "end" and last <= began and ended <= then:
-                return "sampling"
-            if first <= began and ended <= last:
-                return "opening" if name == "_begin" else "decoding"
-            if name == "end" and last + 20_000_000 <= began and ended <= then:
-                return "plain"
+    def state(self, began: int, ended: int) -> tuple[int, str] | None:
+        """The window and what went on during a block; None: several things."""
+        windows = zip(self.begins, self.stops, self.finishes, [*self.begins[1:], (0, 0)], strict=False)
+        for number, (begin, stop, finish, after) in enumerate(windows):
+            spans = {
+                "opening": begin,
+                "sampling": (begin[1], stop[0]),
+                "decoding": (stop[1], finish[1]),
+                "plain": (finish[1] + 20_000_000, after[0]),
+            }
+            for name, (first, last) in spans.items():
+                if first <= began and ended <= last:
+                    return number, name
         return None
 
 
@@ -262,8 +275,8 @@ def cost(out: Path, seconds: float = 20.0) -> None:
         for _ in range(1000):
             ones.add_(1.0)
 
-    for name, run, count in (("graph", graph.replay, 8), ("launches", launches, 1)):
-        log.times.clear()
+    for name, run, count in (("graph", graph.replay, 20), ("launches", launches, 1)):
+        log.clear()
         blocks = []
         with thence.record(out / f"cost_{name}", options(every=1.0)):
             began = time.perf_counter()
@@ -279,12 +292,12 @@ def cost(out: Path, seconds: float = 20.0) -> None:
 def _differences(name: str, log: Log, blocks: list[tuple[int, int, int]]) -> None:
     """Prints by how much blocks of each state take longer than those before the next window."""
     cycles: dict[int, dict[str, list[tuple[int, int]]]] = {}
-    begins = [first for what, first, _ in log.times if what == "_begin"]
     for start, end, cpu in blocks:
-        state = log.state(start, end)
-        if state is not None:
-            cycle = cycles.setdefault(sum(first <= start for first in begins), {})
-            cycle.setdefault(state, []).append((end - start, cpu))
+        known = log.state(start, end)
+        if known is not None:
+            cycles.setdefault(known[0], {}).setdefault(known[1], []).append((end - start, cpu))
+    late = [stop[0] - begin[1] for begin, stop in zip(log.begins, log.stops, strict=False)]
+    print(f"{name}: windows of {min(late) / 1e6:.1f} to {max(late) / 1e6:.1f} ms instead of {1e3 * WINDOW:g}")
     plain = [median for cycle in cycles.values() for median, _ in cycle.get("plain", [])]
     print(f"{name}: {len(blocks)} blocks, plain {statistics.median(plain) / 1e6:.3f} ms")
     for state in ("opening", "sampling", "decoding"):
@@ -324,13 +337,13 @@ def decoding(out: Path) -> None:
                 thread.start()
             for_seconds(1.0, kinds.run[0])
         sizes = [window["samples"] for window in counters_of(out / f"decoding_{probe}")["windows"]]
-        ends = [(first, last) for name, first, last in log.times if name == "end"]
-        longest = max(b - a for a, b in gaps if any(first <= a and b <= last for first, last in ends))
+        ends = [(stop[1], finish[1]) for stop, finish in zip(log.stops, log.finishes, strict=False)]
+        longest = max((b - a for a, b in gaps if any(first <= a and b <= last for first, last in ends)), default=0)
         beside = sorted(b - a for a, b in gaps)[len(gaps) // 2]
         spent = sum(last - first for first, last in ends) / max(1, sum(sizes))
         print(f"{probe}: samples {sizes}, {spent / 1e3:.1f} us of wall a sample, longest gap {longest / 1e6:.2f} ms")
         print(f"  median gap {beside / 1e6:.2f} ms")
-        log.times.clear()
+        log.clear()
         gaps.clear()
     done.set()
     thread.join()
@@ -398,7 +411,7 @@ def beside(out: Path) -> None:
         windows = recording._recorder._counters  # noqa: SLF001
         while not windows._samplers:  # noqa: SLF001
             kinds.run[0]()
-        other = [sys.executable, __file__, str(out), "end:sample"]
+        other = [sys.executable, __file__, str(out), "end:other"]
         ended = threading.Event()
         threading.Thread(target=lambda: (subprocess.run(other, check=False, timeout=60), ended.set())).start()
         while not ended.is_set():
@@ -406,7 +419,7 @@ def beside(out: Path) -> None:
         with torch.profiler.profile() as profile:
             for_seconds(0.2, kinds.run[0])
     print("torch.profiler saw", len(profile.events()), "events")
-    for name in ("first", "end_sample"):
+    for name in ("first", "end_other"):
         about = counters_of(out / name)
         print(name, "windows", [window["samples"] for window in about["windows"]], "trouble", about["trouble"])
 

@@ -7,6 +7,7 @@ two windows, and CUPTI may be detached then.
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -63,6 +64,7 @@ class CounterWindows:
         self._gap = min(_FIRST_GAP_SECONDS, wanted.every_seconds) if wanted else 0.0
         self._first, self._next = _NEVER, 0.0 if wanted else _NEVER
         self._looked = 0.0
+        self._over = threading.Event()
         self._ends = _NEVER
         self._sample_bytes = HARDWARE_BYTES
         self._failed: set[int] = set()
@@ -74,25 +76,33 @@ class CounterWindows:
     @property
     def due(self) -> float:
         """See above."""
-        return self._ends if self._samplers else max(self._next, self._looked + _POLL_SECONDS)
+        return max(self._next, self._looked + _POLL_SECONDS)
 
     def look(self, cupti: Cupti, compiled: ModuleType | None, *, recording: bool) -> None:
-        """Ends the window that is over, or begins the next one, if it is time for that.
+        """Begins a window if it is time for that; `finish` is to be called next.
 
         Args:
             cupti: of this process.
             compiled: see `PmSampler`.
             recording: whether activities are being recorded, and some were: a window begins only then.
         """
-        self._looked = now = time.monotonic()
-        if self._samplers:
-            if now >= self._ends:
-                self.end()
-        elif self._wanted is not None and recording and now >= self._next:
+        self._looked = time.monotonic()
+        if self._wanted is not None and recording and self._looked >= self._next and not self._samplers:
+            self._over.clear()
             self._begin(self._wanted, cupti, compiled)
 
-    def end(self) -> None:
-        """Ends the window that is being sampled, if there is one, and decodes it."""
+    def hurry(self) -> None:
+        """Has `finish` end the window at once; on any thread."""
+        self._over.set()
+
+    def finish(self) -> None:
+        """Waits for the end of the window that is being sampled, if there is one, and decodes it.
+
+        Nothing else is done meanwhile: the buffer of the hardware has little room for a window that ends late.
+        """
+        if not self._samplers:
+            return
+        self._over.wait(max(0.0, self._ends - time.monotonic()))
         samplers, self._samplers = self._samplers, {}
         for device, sampler in samplers.items():
             self._try(device, sampler.stop)

@@ -32,7 +32,9 @@ HARDWARE_BYTES = 16_000
 """Size of one sample in the buffer of the hardware, rounded up: 10.4 KB with seven counters on an H200."""
 IMAGE_BYTES = 3_600
 """Size of one counter of one decoded sample, rounded up."""
-_SHORTEST_US, _LONGEST_US = 5.0, 100_000.0
+_LONGEST_WINDOW_SECONDS = 1.0
+"""While a window lasts, records are not written, and a process that is ended by a signal waits."""
+_SHORTEST_US, _LONGEST_US = 5.0, 10_000.0
 """Intervals between samples of counters. On an H200, samples of multiprocessors were lost below 5 us."""
 _ROOM, _MORE_SAMPLES = 1.25, 500
 """A window may be longer by so much: the thread that ends it waits for others, but at most some ms for the GIL."""
@@ -110,10 +112,12 @@ class Counters:
             raise UsageError(
                 f"counters are sampled each {_SHORTEST_US:g} us to {_LONGEST_US:g} us, not each {self.interval_us:g} us"
             )
-        if not self.interval_us * 1e-4 <= self.window_seconds <= self.every_seconds:
+        longest = min(_LONGEST_WINDOW_SECONDS, self.every_seconds)
+        if not self.interval_us * 1e-4 <= self.window_seconds <= longest:
             raise UsageError(
-                "a window of counters has at least 100 samples and is over before the next one begins; got "
-                f"{self.window_seconds:g} s with a sample each {self.interval_us:g} us, one in {self.every_seconds:g} s"
+                f"a window of counters has at least 100 samples, lasts at most {_LONGEST_WINDOW_SECONDS:g} s and ends "
+                f"before the next one begins; got {self.window_seconds:g} s, with a sample each "
+                f"{self.interval_us:g} us and a window each {self.every_seconds:g} s"
             )
         if self.bytes > MOST_COUNTER_BYTES:
             fits = MOST_COUNTER_BYTES / self.bytes * self.window_seconds

@@ -198,7 +198,8 @@ class Recorder:
             self._paused = True
             self._counting.follow(Followed.NOTHING)  # callbacks stay enabled: see `Counting.listen`
             if self._options.counters is not None:  # no device is sampled while CUPTI is detached
-                self._by_thread(self._counters.end, _PATIENCE_SECONDS)
+                self._counters.hurry()
+                self._by_thread(self._counters.finish, _PATIENCE_SECONDS)
             detaches = self.why_attached() is None and synchronize(_PATIENCE_SECONDS)
             if detaches:
                 self._flush(unfinished=True)
@@ -231,6 +232,7 @@ class Recorder:
         """
         if not self.alive:
             return False
+        self._counters.hurry()
         return self._by_thread(self._complete, seconds)
 
     def _by_thread(self, work: Callable[[], None], seconds: float) -> bool:
@@ -261,6 +263,7 @@ class Recorder:
         for kind in self._options.kinds() if not self._paused else ():
             self._try(lambda kind=kind: self._cupti.disable(kind))  # type: ignore[misc]
         self._stopping.set()
+        self._counters.hurry()
         if self.samples is not None:
             self.samples.end()
         self._buffers.filled.put(None)
@@ -454,7 +457,6 @@ class Recorder:
         while True:
             filled = self._next()
             self._looks()
-            self._look_at_counters()
             if filled is not None:
                 self._read(filled)
             elif self._stopping.is_set():
@@ -463,6 +465,8 @@ class Recorder:
                 work, done = self._orders.get()
                 work()
                 done.set()
+            self._look_at_counters()
+            self._counters.finish()
             now = time.monotonic()
             if now >= self._due and not self._waits_for_window(now) and not self._rests(now):
                 # Without a flush, records of threads that launch little would stay in half-full buffers.
@@ -477,7 +481,6 @@ class Recorder:
                 self._save()  # states the time to the next round: so much may be lost
                 self._due = now + self._flush_seconds
                 self._round_seconds = max(self._round_seconds, time.monotonic() - now)
-        self._counters.end()
         self._read_all()
         self._save()
         self._describe(finished=True)
@@ -502,7 +505,7 @@ class Recorder:
         return sampled and not self.parts.holds_activities and now < self._due + _REST_SECONDS
 
     def _complete(self) -> None:
-        self._counters.end()
+        self._counters.finish()
         if self._uses_xla():
             self.xla_is_used()
         if self._flushes:
