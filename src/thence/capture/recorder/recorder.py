@@ -272,6 +272,7 @@ class Recorder:
             self._try(lambda: self._cupti.unsubscribe(self._subscription))
             if self._buffers.outstanding == 0 and not self._thread.is_alive():
                 self._try(self._cupti.finalize)
+                self._buffers.release()
         with _lock:
             _running = None
 
