@@ -108,10 +108,10 @@ def _counter_options() -> tuple[Callable[..., Any], ...]:
             help="With --counters: from one sample to the next (10).",
         ),
         click.option(
-            "--counters-window", type=float, metavar="SECONDS", help="With --counters: how long a window is (0.05)."
+            "--counters-window", type=float, metavar="SECONDS", help="With --counters: how long a window is (0.04)."
         ),
         click.option(
-            "--counters-every", type=float, metavar="SECONDS", help="With --counters: one window in so long (10)."
+            "--counters-every", type=float, metavar="SECONDS", help="With --counters: one window in so long (5)."
         ),
         click.option(
             "--counters-only", metavar="NAME,...", help="With --counters: which ones, as docs/recording.md names them."

@@ -95,7 +95,7 @@ class Counters:
 
     interval_us: float = 10.0
     window_seconds: float = 0.04
-    every_seconds: float = 10.0
+    every_seconds: float = 5.0
     metrics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
