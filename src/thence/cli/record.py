@@ -203,18 +203,7 @@ def command(
     from thence.watch.follow import sidecar
 
     options = RecordOptions(
-        launches=True if "launches" in added else False if "launches" in left_out else None,
-        nvtx="nvtx" not in left_out,
-        collectives="collectives" not in left_out,
-        modules="modules" not in left_out,
-        lines="lines" not in left_out,
-        samples="samples" not in left_out,
-        own=own,
-        baseline=not no_baseline,
-        overhead="overhead" in added,
-        memory="memory" in added,
-        flush_seconds=flush,
-        **windows,
+        **_kinds(added, left_out), **windows, own=own, baseline=not no_baseline, flush_seconds=flush
     )
     directory = claimed_directory(output)
     shown = output or directory.name
@@ -229,6 +218,15 @@ def command(
     with contextlib.suppress(ThenceError):  # standard error cannot be written
         say(f"thence: {_sentence(recorded, shown, outcome.unseen)}")
     context.exit(_INCOMPLETE if strict and not outcome.code and _lacks(recorded) else outcome.code)
+
+
+def _kinds(added: tuple[str, ...], left_out: tuple[str, ...]) -> dict[str, Any]:
+    """What ``--with`` and ``--without`` mean in `RecordOptions`."""
+    return {
+        "launches": True if "launches" in added else False if "launches" in left_out else None,
+        **{name: name not in left_out for name in ("nvtx", "collectives", "modules", "lines", "samples")},
+        **{name: name in added for name in ("overhead", "memory")},
+    }
 
 
 def _lacks(recorded: Content) -> bool:
