@@ -10,7 +10,8 @@ Parts, each in a process of its own:
     cost      a CUDA graph that is limited by the GPU, and a loop of launches that is limited by the host, within one
               recording with windows of counters: time of blocks in windows, and while windows are opened and decoded,
               beside that of blocks between them, with 95 % intervals; CPU time of the thread that launches
-    decoding  CPU time to decode a sample, and the longest time in which another thread of Python did not run
+    decoding  CPU time to decode a sample, and the longest time in which another thread of Python did not run; what
+              a sample of clock, power and energy takes
     starts    30 recordings of a window each: memory before and after
     ends      processes that fork, exit or are killed in a window; whether the next one can sample
     beside    torch.profiler during a recording with counters, and another process that samples the same device
@@ -44,6 +45,7 @@ import thence
 from captured_step import captured
 from command_line import documented_parser
 from thence.capture.cuda import cupti
+from thence.capture.cuda.clocks import ClockSamples
 from thence.capture.cuda.pm_sampling import PmSampler, Room
 from thence.capture.recorder.counter_windows import CounterWindows
 from thence.model.column_file import decode as decode_part
@@ -347,6 +349,12 @@ def decoding(out: Path) -> None:
         gaps.clear()
     done.set()
     thread.join()
+    clocks, costs = ClockSamples(), []
+    for _ in range(50):
+        clocks.due, began = 0.0, time.perf_counter()
+        clocks.look()
+        costs.append(1e6 * (time.perf_counter() - began))
+    print(f"a sample of clock, power and energy takes {statistics.median(costs):.0f} us, at most {max(costs):.0f} us")
 
 
 def starts(out: Path) -> None:

@@ -487,6 +487,8 @@ class Recorder:
         self._describe(finished=True)
 
     def _look_at_counters(self) -> None:
+        if self._options.counters is None:
+            return
         seen = self.parts.folder is not None or self.parts.holds_activities or self._uses_xla()
         recording = seen and self.attached and not self._paused and not self._stopping.is_set()
         self._counters.look(self._cupti, self._counting.compiled, recording=recording)
