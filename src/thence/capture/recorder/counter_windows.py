@@ -7,6 +7,8 @@ two windows, and CUPTI may be detached then.
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,6 +40,12 @@ _POLL_SECONDS = 0.1
 """Time from one look to the next where a window is due but nothing is being recorded."""
 _MOST_SAMPLE_BYTES = 2 * HARDWARE_BYTES
 """Of one sample in the buffer of the hardware. What it takes on other chips is not known, so an overflow doubles it."""
+LOOPS = (
+    "hardware counters are not sampled, because XLA_FLAGS puts loops or branches into command buffers: a JAX program "
+    "with such graphs ended with an illegal memory access while it was sampled"
+)
+"""On an H200, once. Whether it would have ended so without counters is not known."""
+_GRAPHED_LOOPS = re.compile(r"xla_gpu_enable_command_buffer=\S*(?<!-)(WHILE|CONDITIONAL)", re.IGNORECASE)
 _NEVER = float("inf")
 _Result = TypeVar("_Result")
 
@@ -90,6 +98,13 @@ class CounterWindows:
         if self._wanted is not None and recording and self._looked >= self._next and not self._samplers:
             self._over.clear()
             self._begin(self._wanted, cupti, compiled)
+
+    def refuse(self, why: str) -> None:
+        """Begins no window any more, and says why, once."""
+        if self._next < _NEVER:
+            self._next = _NEVER
+            self._trouble = why
+            self._warn(why)
 
     def hurry(self) -> None:
         """Has `finish` end the window at once; on any thread."""
@@ -191,3 +206,8 @@ class CounterWindows:
             self._trouble = f"hardware counters of device {device} cannot be sampled: {error or 'no memory is left'}"
             self._warn(self._trouble)
             return None
+
+
+def graphs_loops() -> bool:
+    """Whether XLA is asked to put loops or branches into command buffers, which it does not by default."""
+    return _GRAPHED_LOOPS.search(os.environ.get("XLA_FLAGS", "")) is not None

@@ -32,7 +32,7 @@ from thence.capture.cuda.cupti_owner import taken
 from thence.capture.cuda.synchronization import synchronize
 from thence.capture.recorder.activity_parser import ActivityParser
 from thence.capture.recorder.buffers import Buffers, Filled
-from thence.capture.recorder.counter_windows import CounterWindows
+from thence.capture.recorder.counter_windows import LOOPS, CounterWindows, graphs_loops
 from thence.capture.recorder.counting import Counting
 from thence.capture.recorder.names import Names
 from thence.capture.recorder.parts import Parts
@@ -489,6 +489,8 @@ class Recorder:
     def _look_at_counters(self) -> None:
         if self._options.counters is None:
             return
+        if self._uses_xla() and graphs_loops():
+            self._counters.refuse(LOOPS)
         seen = self.parts.folder is not None or self.parts.holds_activities or self._uses_xla()
         recording = seen and self.attached and not self._paused and not self._stopping.is_set()
         self._counters.look(self._cupti, self._counting.compiled, recording=recording)
