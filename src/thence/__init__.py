@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from thence.capture.marks import captured_nodes as captured_nodes
     from thence.capture.marks import mark as mark
     from thence.capture.marks import save_labels as save_labels
+    from thence.capture.recorder.options import Counters as Counters
     from thence.capture.recorder.options import RecordOptions as RecordOptions
     from thence.capture.recorder.options import Sampling as Sampling
     from thence.capture.recorder.options import Schedule as Schedule
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Contradiction",
+    "Counters",
     "DamagedInput",
     "InputError",
     "MissingData",
@@ -75,6 +77,7 @@ would then shadow the frameworks of the same names."""
 
 
 _LATER = {
+    "Counters": ("thence.capture.recorder.options", "Counters"),
     "RecordOptions": ("thence.capture.recorder.options", "RecordOptions"),
     "Sampling": ("thence.capture.recorder.options", "Sampling"),
     "Schedule": ("thence.capture.recorder.options", "Schedule"),

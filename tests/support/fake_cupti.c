@@ -84,7 +84,10 @@ void fake_fail(const char *call, int code) {
 static int while_detached; /* calls other than cuptiSubscribe after cuptiFinalize, which attach CUPTI again */
 int fake_calls_while_detached(void) { return while_detached; }
 
-static int failure(const char *call) {
+int fake_failure(const char *call); /* of a call: the code that it returns */
+static int failure(const char *call) { return fake_failure(call); }
+
+int fake_failure(const char *call) {
     while_detached += finalized && strcmp(call, "cuptiFinalize") && strcmp(call, "cuptiSubscribe");
     for (int i = 0; i < CALLS; i++)
         if (!strcmp(failures[i].name, call)) return failures[i].code;
@@ -341,7 +344,12 @@ int cuptiActivityGetNextRecord(uint8_t *content, size_t valid, uint8_t **record)
 }
 
 /* Forgets everything: the subscriber, kinds, attributes. */
+int fake_pm_enabled(void);
+static int finalized_while_sampled; /* devices whose counters were not given back before */
+int fake_finalized_while_sampled(void) { return finalized_while_sampled; }
+
 int cuptiFinalize(void) {
+    finalized_while_sampled += fake_pm_enabled();
     finalized = 1;
     counter = 0; /* as CUPTI 13.0 does: it counts from 1 when it is attached again */
     requested = NULL;

@@ -16,7 +16,7 @@ Examples:
 """
 
 _NAMES = (
-    *("driver", "libcupti", "recording", "nvtx", "graphs", "measure", "torch", "jax", "nsys", "inside"),
+    *("driver", "libcupti", "recording", "counters", "nvtx", "graphs", "measure", "torch", "jax", "nsys", "inside"),
     *("scanner", "unpickler", "disk"),
 )
 

@@ -20,11 +20,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from thence.capture.launcher.content import Content
-    from thence.capture.recorder.options import Sampling
 
 _INCOMPLETE = 2
 """Exit code with ``--strict``."""
-_SAMPLING = ("every", "steps", "ring", "budget")
+_SAMPLING = {"every": "every", "steps": "steps", "ring": "ring", "budget": "budget"}
+"""Options that need --always, and what they are in `thence.Sampling`."""
+_COUNTERS = {
+    "counters_interval": "interval_us",
+    "counters_window": "window_seconds",
+    "counters_every": "every_seconds",
+    "counters_only": "metrics",
+}
+"""Options that need --counters, and what they are in `thence.Counters`."""
 _NO_PROCESS = (
     "no Python process of the command began to record. Either none used a GPU, or Python was started with -I, -E or "
     "-S or without the environment variables PYTHONPATH and THENCE_RECORD, or those that did were forked after their "
@@ -33,40 +40,83 @@ _NO_PROCESS = (
 )
 
 
-def _sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--always`` and the options that need it, as one parameter ``sampling``."""
+def _window_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--always``, ``--counters`` and the options that need them, as one parameter: two of `RecordOptions`."""
 
     @functools.wraps(command)
-    def called(*, always: bool, **given: Any) -> Any:
-        from thence.capture.recorder.options import Sampling
+    def called(*, always: bool, counters: bool, **given: Any) -> Any:
+        from thence.capture.recorder.options import Counters, Sampling
 
-        stated = {name: value for name in _SAMPLING if (value := given.pop(name)) is not None}
-        if stated and not always:
-            raise UsageError(f"--{next(iter(stated))} needs --always")
-        if "budget" in stated:
-            stated["budget"] /= 100
-        return command(sampling=Sampling(**stated) if always else None, **given)
+        sampling = _stated(given, _SAMPLING, "--always", on=always)
+        sampled = _stated(given, _COUNTERS, "--counters", on=counters)
+        if "budget" in sampling:
+            sampling["budget"] /= 100
+        if "metrics" in sampled:
+            sampled["metrics"] = tuple(sampled["metrics"].replace(",", " ").split())
+        windows = {
+            "sampling": Sampling(**sampling) if always else None,
+            "counters": Counters(**sampled) if counters else None,
+        }
+        return command(windows=windows, **given)
 
     wrapped: Callable[..., Any] = called
+    for option in reversed((*_always_options(), *_counter_options())):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def _stated(given: dict[str, Any], names: dict[str, str], needed: str, *, on: bool) -> dict[str, Any]:
+    """Takes the options of one group out of those given; ``on``: whether the one that they need is."""
+    stated = {option: value for option in names if (value := given.pop(option)) is not None}
+    if stated and not on:
+        raise UsageError(f"--{next(iter(stated)).replace('_', '-')} needs {needed}")
+    return {names[option]: value for option, value in stated.items()}
+
+
+def _always_options() -> tuple[Callable[..., Any], ...]:
     number = click.IntRange(min=1)
-    for option in (
+    return (
+        click.option(
+            "--always", is_flag=True, help="Record windows of few steps, far apart, as long as the program runs."
+        ),
+        click.option(
+            "--every", type=number, metavar="STEPS", help="With --always: one window in so many steps, or more (50)."
+        ),
+        click.option("--steps", type=number, metavar="STEPS", help="With --always: steps of a window (1)."),
+        click.option("--ring", type=number, metavar="WINDOWS", help="With --always: windows that stay on disk (20)."),
         click.option(
             "--budget",
             type=click.FloatRange(min=0, max=99),
             metavar="PERCENT",
             help="With --always: what it may cost by its own measurement (1); 0 keeps --every as it is.",
         ),
-        click.option("--ring", type=number, metavar="WINDOWS", help="With --always: windows that stay on disk (20)."),
-        click.option("--steps", type=number, metavar="STEPS", help="With --always: steps of a window (1)."),
+    )
+
+
+def _counter_options() -> tuple[Callable[..., Any], ...]:
+    return (
         click.option(
-            "--every", type=number, metavar="STEPS", help="With --always: one window in so many steps, or more (50)."
+            "--counters",
+            is_flag=True,
+            help="Sample hardware counters of the GPUs in short windows: work of tensor cores and multiprocessors, "
+            "bytes of memory and caches. Needs the right to profile.",
         ),
         click.option(
-            "--always", is_flag=True, help="Record windows of few steps, far apart, as long as the program runs."
+            "--counters-interval",
+            type=float,
+            metavar="MICROSECONDS",
+            help="With --counters: from one sample to the next (10).",
         ),
-    ):
-        wrapped = option(wrapped)
-    return wrapped
+        click.option(
+            "--counters-window", type=float, metavar="SECONDS", help="With --counters: how long a window is (0.04)."
+        ),
+        click.option(
+            "--counters-every", type=float, metavar="SECONDS", help="With --counters: one window in so long (5)."
+        ),
+        click.option(
+            "--counters-only", metavar="NAME,...", help="With --counters: which ones, as docs/recording.md names them."
+        ),
+    )
 
 
 @click.command("record", cls=VerbCommand, context_settings={"allow_interspersed_args": False})
@@ -111,7 +161,7 @@ def _sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     is_flag=True,
     help="Record every step. By default some are left out, at most a tenth of them, to measure what recording costs.",
 )
-@_sampling_options
+@_window_options
 @click.option(
     "--strict", is_flag=True, help="Exit with code 2 if the command succeeds but its recording is empty or incomplete."
 )
@@ -125,7 +175,7 @@ def command(
     own: tuple[str, ...],
     flush: float,
     program: tuple[str, ...],
-    sampling: Sampling | None,
+    windows: dict[str, Any],
     *,
     no_baseline: bool,
     strict: bool,
@@ -142,6 +192,8 @@ def command(
         thence record --own transformers -- python finetune.py
 
         thence record --always --every 100 -o run2 -- python train.py
+
+        thence record --counters -o run3 -- python train.py
     """
     from thence.capture.launcher.content import content
     from thence.capture.launcher.launch import claimed_directory, run
@@ -151,25 +203,14 @@ def command(
     from thence.watch.follow import sidecar
 
     options = RecordOptions(
-        launches=True if "launches" in added else False if "launches" in left_out else None,
-        nvtx="nvtx" not in left_out,
-        collectives="collectives" not in left_out,
-        modules="modules" not in left_out,
-        lines="lines" not in left_out,
-        samples="samples" not in left_out,
-        own=own,
-        baseline=not no_baseline,
-        sampling=sampling,
-        overhead="overhead" in added,
-        memory="memory" in added,
-        flush_seconds=flush,
+        **_kinds(added, left_out), **windows, own=own, baseline=not no_baseline, flush_seconds=flush
     )
     directory = claimed_directory(output)
     shown = output or directory.name
     try:
         if "peaks" in added:
             measure_into(directory / MEASURED_PEAKS_FILE)
-        with contextlib.nullcontext() if sampling is None else sidecar(directory):
+        with contextlib.nullcontext() if options.sampling is None else sidecar(directory):
             outcome = run(program, directory, options)
         recorded = content(directory)
     finally:
@@ -177,6 +218,15 @@ def command(
     with contextlib.suppress(ThenceError):  # standard error cannot be written
         say(f"thence: {_sentence(recorded, shown, outcome.unseen)}")
     context.exit(_INCOMPLETE if strict and not outcome.code and _lacks(recorded) else outcome.code)
+
+
+def _kinds(added: tuple[str, ...], left_out: tuple[str, ...]) -> dict[str, Any]:
+    """What ``--with`` and ``--without`` mean in `RecordOptions`."""
+    return {
+        "launches": True if "launches" in added else False if "launches" in left_out else None,
+        **{name: name not in left_out for name in ("nvtx", "collectives", "modules", "lines", "samples")},
+        **{name: name in added for name in ("overhead", "memory")},
+    }
 
 
 def _lacks(recorded: Content) -> bool:

@@ -150,6 +150,12 @@ def _libcupti(machine: _Machine) -> _Answer:
 _CUPTI_CURE = "pip install nvidia-cuda-cupti (CUDA 12: nvidia-cuda-cupti-cu12); PyTorch and JAX install it"
 
 
+_RIGHTS_CURE = (
+    "run as root, give the container --cap-add SYS_ADMIN, or let the administrator load the driver with "
+    "NVreg_RestrictProfilingToAdminUsers=0"
+)
+
+
 def _recording(machine: _Machine) -> _Answer:
     missing = machine.missing("driver", "libcupti")
     if missing:
@@ -158,13 +164,22 @@ def _recording(machine: _Machine) -> _Answer:
     if error:
         return _no(error, _recording_cure(machine))
     finding = machine.findings["recording"]
-    text = (
+    return _yes(
         f"a kernel was launched and recorded ({finding['microseconds']:.1f} us); {_probe_text()}; "
         f"{_lines_text()}; {_samples_text()}"
     )
+
+
+def _counters(machine: _Machine) -> _Answer:
+    missing = machine.missing("driver", "libcupti")
+    if missing:
+        return _no(f"hardware counters cannot be sampled without {_WITH[missing]}", f"see {missing}")
+    why = machine.findings["libcupti"].get("why_no_counters")
+    if why:
+        return _no(f"hardware counters cannot be sampled: {why}", _CUPTI_CURE)
     if _admins_only() and not _may_profile():
-        text += "; performance counters, which thence does not use, are for administrators only"
-    return _yes(text)
+        return _no("hardware counters are for administrators only here", _RIGHTS_CURE)
+    return _yes("thence record --counters samples hardware counters, if no other tool samples the same GPU")
 
 
 def _probe_text() -> str:
@@ -202,10 +217,7 @@ def _recording_cure(machine: _Machine) -> str:
     if owner:
         return f"{owner[0]} uses CUPTI: {owner[1]}"
     if code == _NO_PRIVILEGE or (_admins_only() and not _may_profile()):
-        return (
-            "run as root, give the container --cap-add SYS_ADMIN, or let the administrator load the "
-            "driver with NVreg_RestrictProfilingToAdminUsers=0"
-        )
+        return _RIGHTS_CURE
     return "thence.measure(f, mode='events') works without CUPTI"
 
 
@@ -343,6 +355,7 @@ CHECKS: dict[str, Callable[[_Machine], _Answer]] = {
     "driver": _driver,
     "libcupti": _libcupti,
     "recording": _recording,
+    "counters": _counters,
     "nvtx": _nvtx,
     "graphs": _graphs,
     "measure": _measure,

@@ -1,4 +1,4 @@
-"""The file format of one part of a recording: a table of integers and text, as a zip file of NumPy arrays.
+"""The file format of one part of a recording: a table of numbers and text, as a zip file of NumPy arrays.
 
 Only `encode` and `decode` know the format. ``columns.json`` in the zip file is the index: it names the columns, the
 number of rows and how each column is stored. The arrays are ``.npy`` members, so that any zip tool and
@@ -8,6 +8,7 @@ number of rows and how each column is stored. The arrays are ``.npy`` members, s
     same         no array: the index holds the value, which is the same in every row
     difference   each value minus the previous one, 0 for the first, which the index holds; for times and ascending ids
     since start  the value minus the value of the column ``start`` in the same row
+    real         floating point, one value per row; as an integer of the narrowest type where all values are whole
     text         UTF-8 of all rows concatenated, and the number of bytes of each row, -1 for null
 
 Arithmetic is modulo 2^64, so every 64-bit integer is restored exactly. The narrow integers, about 10 bytes per
@@ -44,6 +45,8 @@ MAX_ROWS = 1 << 19
 
 _INDEX = "columns.json"
 _ALL_BITS = (1 << 64) - 1
+_EXACT = 1 << 53
+"""Whole numbers up to this are exact in float64."""
 _FORMAT = "thence.columns"
 _MAX_INDEX_BYTES = 1 << 16
 _MAX_TEXT_BYTES = 1 << 28
@@ -59,7 +62,7 @@ def encode(columns: Mapping[str, Column]) -> bytes:
     """Encodes a table as the content of a part.
 
     Args:
-        columns: name to integers (bool and any integer type) or text, all of one length, at most `MAX_ROWS`.
+        columns: name to integers (bool and any integer type), float64 or text, all of one length, at most `MAX_ROWS`.
 
     Raises:
         ValueError: there are more rows.
@@ -93,7 +96,9 @@ def encode(columns: Mapping[str, Column]) -> bytes:
 
 
 def _packed(values: Array, start: Column | None) -> tuple[str, Array | None]:
-    """How integers are stored, and the array to store; None for no array."""
+    """How numbers are stored, and the array to store; None for no array."""
+    if values.dtype.kind == "f":
+        return "real", _narrow_real(values)
     if len(values) and bool((values == values[0]).all()):
         return "same", None
     whole = values.astype(np.int64, copy=False)  # uint64 keeps its bits
@@ -117,6 +122,15 @@ def _narrow(values: Array) -> Array:
         if limits.min <= least and most <= limits.max:
             return values.astype(dtype)
     return values
+
+
+def _narrow_real(values: Array) -> Array:
+    """The same numbers as integers, if all of them are whole and small enough to be exact."""
+    with np.errstate(invalid="ignore"):
+        whole = values.astype(np.int64)
+    if len(values) == 0 or not bool(((whole == values) & (np.abs(values) <= _EXACT)).all()):
+        return values.astype("<f8", copy=False)
+    return _narrow(whole)
 
 
 def _packed_text(values: Sequence[str | None]) -> tuple[Array, Array]:
@@ -155,7 +169,7 @@ def decoded_bytes(content: bytes) -> int:
 
 
 def decode(content: bytes) -> dict[str, Array | list[str | None]]:
-    """The columns of a part: int64 arrays, and lists of text.
+    """The columns of a part: int64 and float64 arrays, and lists of text.
 
     Raises:
         DamagedPart: the content is not a part, is damaged, or claims to hold more than a part can.
@@ -167,6 +181,8 @@ def decode(content: bytes) -> dict[str, Array | list[str | None]]:
         for name in sorted(index.columns, key=lambda name: name != "start"):
             if index.columns[name] == "text":
                 columns[name] = _text(archive, name, index.rows)
+            elif index.columns[name] == "real":
+                columns[name] = _reals(archive, name, index.rows)
             else:
                 columns[name] = _integers(archive, name, index, columns.get("start"))
     return {name: columns[name] for name in index.columns}
@@ -219,8 +235,8 @@ def _member(archive: zipfile.ZipFile, name: str, most_bytes: int) -> bytes:
     return content
 
 
-def _array(archive: zipfile.ZipFile, name: str, most_values: int) -> Array:
-    """The integers of a ``.npy`` member. A header with any other type, such as objects, is refused."""
+def _array(archive: zipfile.ZipFile, name: str, most_values: int, kinds: str = "iu") -> Array:
+    """The numbers of a ``.npy`` member. A header with any other type, such as objects, is refused."""
     content = _member(archive, f"{name}.npy", most_values * 8 + 4096)
     file = io.BytesIO(content)
     try:
@@ -231,9 +247,16 @@ def _array(archive: zipfile.ZipFile, name: str, most_values: int) -> Array:
     except (ValueError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError) as error:
         raise DamagedPart(f"{name} is not an array ({error})") from error
     values = content[file.tell() :]
-    if dtype.kind not in "iu" or len(shape) != 1 or shape[0] * dtype.itemsize != len(values):
-        raise DamagedPart(f"{name} is not an array of integers")
+    if dtype.kind not in kinds or len(shape) != 1 or shape[0] * dtype.itemsize != len(values):
+        raise DamagedPart(f"{name} is not an array of numbers")
     return np.frombuffer(values, dtype)
+
+
+def _reals(archive: zipfile.ZipFile, name: str, rows: int) -> Array:
+    values = _array(archive, name, rows, "iuf").astype(np.float64)
+    if len(values) != rows:
+        raise DamagedPart(f"{name} has {len(values):,} values for {rows:,} rows")
+    return values
 
 
 def _integers(archive: zipfile.ZipFile, name: str, index: _Index, start: object) -> Array:

@@ -27,10 +27,11 @@ class FakeDriver:
 
 
 class FakeNvml:
-    """Devices by bus; the clock rises by 1 MHz with each sample."""
+    """Devices by bus; with each sample the clock rises by 1 MHz, and energy by 75 J. Power is 300 W."""
 
     def __init__(self) -> None:
         self.mhz = 1000
+        self.millijoules = 5_000_000
 
     def nvmlDeviceGetHandleByPciBusId_v2(self, bus: Any, handle: Any) -> int:  # noqa: N802
         handle._obj.value = 7 if bus.value == b"0000:0A" else 0
@@ -40,6 +41,15 @@ class FakeNvml:
         assert (handle.value, kind.value) == (7, 1)
         clock._obj.value = self.mhz
         self.mhz += 1
+        return 0
+
+    def nvmlDeviceGetPowerUsage(self, handle: Any, power: Any) -> int:  # noqa: N802
+        power._obj.value = 300_000
+        return 0 if handle.value == 7 else 1
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, _handle: Any, energy: Any) -> int:  # noqa: N802
+        energy._obj.value = self.millijoules
+        self.millijoules += 75_000
         return 0
 
 
@@ -60,6 +70,37 @@ def test_devices_in_use_are_sampled_at_most_four_times_a_second(moment: list[flo
     assert of_device["device"] == 1
     assert of_device["mhz"] == [1000, 1001, 1002, 1003]
     assert of_device["times_ns"] == sorted(of_device["times_ns"])
+    assert of_device["milliwatts"] == [300_000] * 4
+
+
+def test_energy_between_two_samples_is_a_row(moment: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    unix = [1000]
+    monkeypatch.setattr(clocks.time, "time_ns", lambda: unix[0])
+    nvml = FakeNvml()
+    samples = ClockSamples(nvml)
+    for _ in range(3):
+        samples.look()
+        moment[0] += 0.3
+        unix[0] += 300
+    rows = {name: column.tolist() for name, column in samples.take_energy().items()}
+    assert rows == {"device": [1, 1], "start": [1000, 1300], "end": [1300, 1600], "energy_joules": [75.0, 75.0]}
+    nvml.millijoules = 0  # the driver was loaded anew: what was used meanwhile is not known
+    samples.look()
+    assert len(samples.take_energy()["start"]) == 0
+
+
+def test_a_device_that_does_not_tell_its_energy_has_clocks_alone(
+    moment: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(FakeNvml, "nvmlDeviceGetTotalEnergyConsumption")
+    monkeypatch.delattr(FakeNvml, "nvmlDeviceGetPowerUsage")
+    samples = ClockSamples(FakeNvml())
+    for _ in range(2):
+        samples.look()
+        moment[0] += 0.3
+    (of_device,) = samples.facts()
+    assert (of_device["mhz"], of_device["milliwatts"]) == ([1000, 1001], [None, None])
+    assert len(samples.take_energy()["start"]) == 0
 
 
 def test_a_long_recording_keeps_few_samples_over_all_of_its_time(moment: list[float]) -> None:

@@ -812,3 +812,18 @@ def test_ranks_of_a_job_are_read_together(tmp_path: Path) -> None:
     assert counts == [(0, 1), (1, 2)]
     assert all(f"-rank{r}-" in " ".join(trace.meta.inputs) for r in (0, 1))
     assert any("several runs" in warning for warning in trace.meta.warnings)
+
+
+def test_recordings_one_after_the_other_need_the_memory_of_one(tmp_path: Path) -> None:
+    """A recording has four buffers of 4 MB, which it gives back."""
+    done = program(
+        """
+        for number in range(6):
+            with thence.record(OUT / str(number)):
+                launch("k")
+            print(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
+        """,
+        tmp_path,
+    )
+    resident = [int(line) for line in done.stdout.split()]
+    assert resident[-1] - resident[1] < 30e6  # 4 x 16 MB if they were kept

@@ -1,9 +1,10 @@
-"""Write layouts.json: offsets, sizes and record sizes as the C compiler sees CUPTI's own headers.
+"""Write layouts.json: offsets, sizes and record sizes as the C compiler sees CUPTI's own headers; and pm_sampling.json,
+the same of the structs for PM sampling, for the versions that have it and each layout once.
 
     python tests/data/cupti/regenerate.py --cuda /usr/local/cuda/include FOLDER...
 
 Each FOLDER holds the ``include`` files of one version of the nvidia-cuda-cupti wheel
-(``pip download --no-deps nvidia-cuda-cupti==13.0.85``, unpacked). Needs cc.
+(``pip download --no-deps nvidia-cuda-cupti==13.0.85``, unpacked). Needs cc, and c++ for PM sampling.
 """
 
 from __future__ import annotations
@@ -104,12 +105,50 @@ def layout(folder: Path, cuda: Path) -> dict[str, object]:
     return {**result, "records": records}
 
 
+PM_HEADERS = ("cupti_pmsampling.h", "cupti_profiler_host.h", "cupti_profiler_target.h", "cupti_target.h")
+PM_STRUCTS = re.compile(
+    r"CUpti_(PmSampling_\w+|Profiler_Initialize|Device_GetChipName|"
+    r"Profiler_Host_(Initialize|Deinitialize|ConfigAddMetrics|GetConfigImage|GetConfigImageSize|GetNumOfPasses|"
+    r"EvaluateToGpuValues))_Params"
+)
+
+
+def pm_layout(folder: Path, cuda: Path) -> dict[str, str]:
+    """Of each struct: its size as callers state it, and field=offset of its fields."""
+    lines = []
+    for header in PM_HEADERS:
+        text = re.sub(r"/\*.*?\*/|//[^\n]*", "", (folder / header).read_text(errors="replace"), flags=re.DOTALL)
+        for struct in re.finditer(r"typedef struct \w+\s*\{(.*?)\}\s*(\w+);", text, re.DOTALL):
+            if PM_STRUCTS.fullmatch(struct[2]):
+                lines.append(f'printf("\\n{struct[2]} %zu", (size_t){struct[2]}_STRUCT_SIZE);')
+                fields = re.findall(r"(\w+)\s*(?:\[[^]]*\])?\s*;", struct[1])
+                lines += [f'printf(" {field}=%zu", offsetof({struct[2]}, {field}));' for field in fields]
+    includes = ("<cstdio>", "<cstddef>", "<cuda.h>", "<cupti_result.h>", *(f"<{header}>" for header in PM_HEADERS))
+    with tempfile.TemporaryDirectory() as scratch:
+        source, binary = Path(scratch, "x.cpp"), Path(scratch, "x")
+        source.write_text("".join(f"#include {i}\n" for i in includes) + "int main() {\n" + "\n".join(lines) + "}")
+        subprocess.run(["c++", "-w", "-I", folder, "-I", cuda, source, "-o", binary], check=True)
+        output = subprocess.run([binary], check=True, capture_output=True, text=True).stdout
+    return {name: rest for name, _, rest in (line.partition(" ") for line in output.splitlines() if line)}
+
+
+def write_pm_sampling(folders: list[Path], cuda: Path) -> None:
+    """Each layout of each struct, with the versions that have it."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for folder in (folder for folder in folders if (folder / PM_HEADERS[0]).exists()):
+        for struct, layout in pm_layout(folder, cuda).items():
+            found.setdefault(struct, {}).setdefault(layout, []).append(folder.name)
+    text = json.dumps(found, indent=1, sort_keys=True)
+    Path(__file__).with_name("pm_sampling.json").write_text(text + "\n")
+
+
 def main() -> None:
     """Write the table beside this file."""
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--cuda", type=Path, required=True)
     arguments.add_argument("folders", type=Path, nargs="+")
     options = arguments.parse_args()
+    write_pm_sampling(options.folders, options.cuda)
     table = {folder.name: layout(folder, options.cuda) for folder in options.folders}
     text = json.dumps(table, separators=(",", ":")).replace('"records"', '\n"records"')
     Path(__file__).with_name("layouts.json").write_text(text.replace('}},"', '}},\n"') + "\n")

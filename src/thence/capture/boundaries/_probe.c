@@ -163,6 +163,7 @@ static int fill(PyObject *module) {
     failed = failed || thence_add_calls(module) || thence_add_frames(module) || thence_add_chains(module);
     failed = failed || thence_add_stack(module) || thence_add_events(module) || thence_add_nodes(module);
     failed = failed || thence_add_moments(module) || thence_add_samples(module) || thence_add_signals(module);
+    failed = failed || thence_add_counters(module);
     return failed || pthread_atfork(NULL, NULL, forked) ? -1 : 0;
 }
 

@@ -151,6 +151,7 @@ SHARED int thence_add_samples(PyObject *module);
 
 /* Of _signals.c */
 SHARED int thence_add_signals(PyObject *module);
+SHARED int thence_add_counters(PyObject *module);
 
 /* Of _events.c */
 SHARED int thence_add_events(PyObject *module);

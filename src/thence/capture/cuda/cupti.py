@@ -61,6 +61,7 @@ _MEANINGS = {
         "the driver, or use the libcupti of the driver's own CUDA version (THENCE_LIBCUPTI names one)"
     ),
     21: "this libcupti does not know the kind of record",
+    26: "another tool, or another process, samples the counters of this device",
     27: "it is not supported on this device",
     33: "profiling is not possible on this virtual device",
     35: (
@@ -227,7 +228,7 @@ class Cupti:
         code = self._function("cuptiActivityGetNextRecord")(c_void_p(buffer), c_size_t(valid_bytes), byref(pointer))
         if code == _MAX_LIMIT_REACHED:
             return None
-        self._check("cuptiActivityGetNextRecord", code)
+        self.check("cuptiActivityGetNextRecord", code)
         return pointer.value
 
     def address(self, function: str) -> int:
@@ -242,6 +243,15 @@ class Cupti:
         """Detach CUPTI from the process, so that another profiler can use it."""
         self._call("cuptiFinalize")
 
+    def call_with(self, name: str, parameters: ctypes.Structure) -> None:
+        """Call a function that takes one struct of parameters, and fills in what it answers."""
+        self._call(name, byref(parameters))
+
+    def check(self, name: str, code: int) -> None:
+        """Raise the error of a call of a function that returned a code; 0 is none."""
+        if code:
+            raise CuptiError(name, code, f"{name} failed with CUPTI error {code}: {self._text(code)}")
+
     def _number(self, name: str, kind: type[ctypes._SimpleCData[int]], *arguments: Any) -> int:
         """Call a function that writes its result through its last argument, and return that result."""
         result = kind()
@@ -249,11 +259,7 @@ class Cupti:
         return int(result.value)
 
     def _call(self, name: str, *arguments: Any) -> None:
-        self._check(name, self._function(name)(*arguments))
-
-    def _check(self, name: str, code: int) -> None:
-        if code:
-            raise CuptiError(name, code, f"{name} failed with CUPTI error {code}: {self._text(code)}")
+        self.check(name, self._function(name)(*arguments))
 
     def _text(self, code: int) -> str:
         if code in _MEANINGS:

@@ -77,10 +77,17 @@ def mapped_copies() -> list[str]:
 
 def _in_wheels() -> list[Path]:
     folders = [*sys.path, *site.getsitepackages(), site.getusersitepackages()]
-    roots = [Path(folder) for folder in dict.fromkeys(folders) if folder and Path(folder).is_dir()]
+    roots = [Path(folder) for folder in dict.fromkeys(folders) if folder and _is_folder(Path(folder))]
     copies = [path for root in roots for p in _WHEEL_PATTERNS for path in sorted(root.glob(p))]
     conda = Path(sys.prefix, "lib")
     return [*copies, *sorted(conda.glob("libcupti.so.*"))]
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except PermissionError:  # in the home of the user as whom the program began
+        return False
 
 
 def _in_toolkits() -> list[Path]:

@@ -74,6 +74,11 @@ class Buffers:
             ctypes.memset(address, 0, BUFFER_BYTES)
             self._free.append(address)
 
+    def release(self) -> None:
+        """Gives the memory back, when CUPTI is detached and has no buffer: its callbacks, which stay, would keep it."""
+        self._free.clear()
+        self._memory.clear()
+
     @property
     def outstanding(self) -> int:
         """Number of buffers that CUPTI or the reader still has."""

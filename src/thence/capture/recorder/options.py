@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from thence.capture.cuda import layouts
 from thence.errors import UsageError
+from thence.model.counter_names import BY_NAME, DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,6 +26,18 @@ _RARE = re.compile(
 """Calls that wait, record events, begin or end captures, allocate, or free memory. A program makes few of them."""
 _WAITS = re.compile(r"cu(da)?(\w*Synchronize|StreamWaitEvent|EventRecord)")
 """Calls that wait for the device, and those of events, by which streams wait for each other."""
+MOST_COUNTER_BYTES = 300_000_000
+"""Memory that sampling counters may need on each device."""
+HARDWARE_BYTES = 16_000
+"""Size of one sample in the buffer of the hardware, rounded up: 10.4 KB with seven counters on an H200."""
+IMAGE_BYTES = 3_600
+"""Size of one counter of one decoded sample, rounded up."""
+_LONGEST_WINDOW_SECONDS = 1.0
+"""While a window lasts, records are not written, and a process that is ended by a signal waits."""
+_SHORTEST_US, _LONGEST_US = 5.0, 10_000.0
+"""Intervals between samples of counters. On an H200, samples of multiprocessors were lost below 5 us."""
+_ROOM, _MORE_SAMPLES = 1.25, 500
+"""A window may be longer by so much: the thread that ends it waits for others, but at most some ms for the GIL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +79,71 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Counters:
+    """Which hardware counters are sampled, and when.
+
+    A device is sampled in windows, beside everything else that is recorded; each is decoded after it, by the thread
+    that writes.
+
+    Attributes:
+        interval_us: from one sample to the next, microseconds.
+        window_seconds: how long a window is.
+        every_seconds: from the beginning of a window to that of the next one. The first ones, from the first kernels
+            on, are closer together, so that short programs have some.
+        metrics: names of counters (`thence.model.counter_names`); empty: `DEFAULT`, those that most questions need.
+    """
+
+    interval_us: float = 10.0
+    window_seconds: float = 0.04
+    every_seconds: float = 5.0
+    metrics: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Checks the numbers, and that a window fits into memory.
+
+        Raises:
+            UsageError: they make no sense, there is no such counter, or a window would need more than 300 MB of memory.
+        """
+        unknown = [name for name in self.metrics if name not in BY_NAME or BY_NAME[name].metric is None]
+        if unknown:
+            known = ", ".join(name for name, counter in BY_NAME.items() if counter.metric)
+            raise UsageError(f"there is no counter {unknown[0]!r} that can be sampled; there are {known}")
+        if not (_SHORTEST_US <= self.interval_us <= _LONGEST_US):
+            raise UsageError(
+                f"counters are sampled each {_SHORTEST_US:g} us to {_LONGEST_US:g} us, not each {self.interval_us:g} us"
+            )
+        longest = min(_LONGEST_WINDOW_SECONDS, self.every_seconds)
+        if not self.interval_us * 1e-4 <= self.window_seconds <= longest:
+            raise UsageError(
+                f"a window of counters has at least 100 samples, lasts at most {_LONGEST_WINDOW_SECONDS:g} s and ends "
+                f"before the next one begins; got {self.window_seconds:g} s, with a sample each "
+                f"{self.interval_us:g} us and a window each {self.every_seconds:g} s"
+            )
+        if self.bytes > MOST_COUNTER_BYTES:
+            fits = MOST_COUNTER_BYTES / self.bytes * self.window_seconds
+            raise UsageError(
+                f"a window of counters of {self.window_seconds:g} s would need {self.bytes / 1e6:,.0f} MB of memory, "
+                f"more than the {MOST_COUNTER_BYTES / 1e6:.0f} MB that there are for it: make it {fits:.2g} s, sample "
+                "less often, or ask for fewer counters"
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the counters that are asked for."""
+        return self.metrics or DEFAULT
+
+    @property
+    def samples(self) -> int:
+        """The most samples of a window: more than it has, because it may end late."""
+        return int(self.window_seconds * 1e6 / self.interval_us * _ROOM) + _MORE_SAMPLES
+
+    @property
+    def bytes(self) -> int:
+        """About how much memory a window needs on each device: the buffer of the hardware, and the decoded samples."""
+        return self.samples * (HARDWARE_BYTES + IMAGE_BYTES * len(self.names))
+
+
+@dataclass(frozen=True, slots=True)
 class RecordOptions:
     """What a recording holds in addition to kernels, copies and memsets, which it always holds.
 
@@ -91,6 +169,7 @@ class RecordOptions:
         sampling: records only windows of few steps, far apart, and keeps the latest; not with a schedule.
         overhead: time that CUPTI itself took.
         memory: every allocation of PyTorch's memory allocator, without stacks (`thence.capture.torch.memory_history`).
+        counters: hardware counters of the devices, sampled in windows; None: none.
         flush_seconds: time between writes to disk, which is what a killed program may lose; in long runs, a
             500th of the time so far if that is more.
         buffer_megabytes: memory for records that are not yet on disk; records beyond it are dropped
@@ -108,6 +187,7 @@ class RecordOptions:
     sampling: Sampling | None = None
     overhead: bool = False
     memory: bool = False
+    counters: Counters | None = None
     flush_seconds: float = 2.0
     buffer_megabytes: int = 160
 
@@ -159,6 +239,8 @@ def options_of(document: Mapping[str, Any]) -> RecordOptions:
     given = _checked(RecordOptions, document)
     if given.get("sampling") is not None:
         given["sampling"] = Sampling(**_checked(Sampling, given["sampling"]))
+    if given.get("counters") is not None:
+        given["counters"] = Counters(**_checked(Counters, given["counters"]))
     return RecordOptions(**given)
 
 
@@ -168,6 +250,7 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "int": ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
     "float": ("a number", lambda value: isinstance(value, int | float) and not isinstance(value, bool)),
     "Sampling | None": ("an object or null", lambda value: value is None or isinstance(value, dict)),
+    "Counters | None": ("an object or null", lambda value: value is None or isinstance(value, dict)),
     "tuple[str, ...]": (
         "a list of texts",
         lambda value: isinstance(value, list | tuple) and all(isinstance(one, str) for one in value),

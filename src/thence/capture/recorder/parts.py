@@ -151,6 +151,13 @@ class Parts:
         return True
 
     def _write(self, table: str, pieces: Sequence[Columns]) -> None:
+        by_columns: dict[tuple[str, ...], list[Columns]] = {}
+        for piece in pieces:  # counters differ in their columns
+            by_columns.setdefault(tuple(piece), []).append(piece)
+        for alike in by_columns.values():
+            self._write_alike(table, alike)
+
+    def _write_alike(self, table: str, pieces: Sequence[Columns]) -> None:
         whole = {name: _concatenated([piece[name] for piece in pieces]) for name in pieces[0]}
         for first in range(0, _rows(whole), MAX_ROWS):
             part = {name: values[first : first + MAX_ROWS] for name, values in whole.items()}

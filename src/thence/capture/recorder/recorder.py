@@ -32,12 +32,14 @@ from thence.capture.cuda.cupti_owner import taken
 from thence.capture.cuda.synchronization import synchronize
 from thence.capture.recorder.activity_parser import ActivityParser
 from thence.capture.recorder.buffers import Buffers, Filled
+from thence.capture.recorder.counter_windows import LOOPS, CounterWindows, graphs_loops
 from thence.capture.recorder.counting import Counting
 from thence.capture.recorder.names import Names
 from thence.capture.recorder.parts import Parts
 from thence.capture.recorder.process_facts import folder_name, process_facts, rank_of_environment, rank_of_framework
 from thence.capture.recorder.ring import Ring
 from thence.errors import MissingRequirement, ThenceError, UsageError
+from thence.model.counter_names import COUNTERS_TABLE
 from thence.model.formats import RECORDING, RECORDING_VERSION
 
 if TYPE_CHECKING:
@@ -121,6 +123,7 @@ class Recorder:
         self.plain_steps: dict[str, str | int | None] = {"trouble": None, "since_ns": 0}
         self._no_samples: str | None = "the option samples is off"
         self._counting = Counting()
+        self._counters = CounterWindows(options.counters, partial(self.parts.add, COUNTERS_TABLE), self.warn)
         self._options = options
         self._source = source
         self._facts = facts
@@ -194,6 +197,9 @@ class Recorder:
         if not self._paused and self.alive:
             self._paused = True
             self._counting.follow(Followed.NOTHING)  # callbacks stay enabled: see `Counting.listen`
+            if self._options.counters is not None:  # no device is sampled while CUPTI is detached
+                self._counters.hurry()
+                self._by_thread(self._counters.finish, _PATIENCE_SECONDS)
             detaches = self.why_attached() is None and synchronize(_PATIENCE_SECONDS)
             if detaches:
                 self._flush(unfinished=True)
@@ -209,6 +215,8 @@ class Recorder:
         if self._paused and self.alive and self._attach():
             self._enable()
             self._paused = False
+            if self._options.counters is not None and self._options.sampling is not None:
+                self._by_thread(self._look_at_counters, _PATIENCE_SECONDS)  # the window of steps is soon over
 
     def complete(self, seconds: float) -> bool:
         """Writes what is recorded so far as a finished recording, because the process is about to end.
@@ -224,6 +232,7 @@ class Recorder:
         """
         if not self.alive:
             return False
+        self._counters.hurry()
         return self._by_thread(self._complete, seconds)
 
     def _by_thread(self, work: Callable[[], None], seconds: float) -> bool:
@@ -254,6 +263,7 @@ class Recorder:
         for kind in self._options.kinds() if not self._paused else ():
             self._try(lambda kind=kind: self._cupti.disable(kind))  # type: ignore[misc]
         self._stopping.set()
+        self._counters.hurry()
         if self.samples is not None:
             self.samples.end()
         self._buffers.filled.put(None)
@@ -262,6 +272,7 @@ class Recorder:
             self._try(lambda: self._cupti.unsubscribe(self._subscription))
             if self._buffers.outstanding == 0 and not self._thread.is_alive():
                 self._try(self._cupti.finalize)
+                self._buffers.release()
         with _lock:
             _running = None
 
@@ -455,6 +466,8 @@ class Recorder:
                 work, done = self._orders.get()
                 work()
                 done.set()
+            self._look_at_counters()
+            self._counters.finish()
             now = time.monotonic()
             if now >= self._due and not self._waits_for_window(now) and not self._rests(now):
                 # Without a flush, records of threads that launch little would stay in half-full buffers.
@@ -473,6 +486,15 @@ class Recorder:
         self._save()
         self._describe(finished=True)
 
+    def _look_at_counters(self) -> None:
+        if self._options.counters is None:
+            return
+        if self._uses_xla() and graphs_loops():
+            self._counters.refuse(LOOPS)
+        seen = self.parts.folder is not None or self.parts.holds_activities or self._uses_xla()
+        recording = seen and self.attached and not self._paused and not self._stopping.is_set()
+        self._counters.look(self._cupti, self._counting.compiled, recording=recording)
+
     def _waits_for_window(self, now: float) -> bool:
         """Whether parts are written later, because a sampled window is being recorded: its rows stay together."""
         sampled = self._options.sampling is not None and self.sampling is not None
@@ -488,6 +510,7 @@ class Recorder:
         return sampled and not self.parts.holds_activities and now < self._due + _REST_SECONDS
 
     def _complete(self) -> None:
+        self._counters.finish()
         if self._uses_xla():
             self.xla_is_used()
         if self._flushes:
@@ -501,8 +524,9 @@ class Recorder:
     def _next(self) -> Filled | None:
         now = time.monotonic()
         patience = 0.0 if self._stopping.is_set() else _LOOK_SECONDS if self._rests(now) else self._due - now
+        patience = min(max(0.01, patience), _LOOK_SECONDS, max(0.001, self._counters.due - now))
         try:
-            return self._buffers.filled.get(timeout=min(max(0.01, patience), _LOOK_SECONDS))
+            return self._buffers.filled.get(timeout=patience)
         except queue.Empty:
             return None
 
@@ -607,6 +631,7 @@ class Recorder:
             "calls": self._calls_held(),
             "detachments": self._detachments,
             "plain_steps": self.plain_steps,
+            "counters": self._counters.facts(),
             "sampling": self.sampling,
             "ring": None if self.parts.ring is None else self.parts.ring.facts(),
             "began_ns": self._began_ns,

@@ -41,6 +41,7 @@ from thence.capture.torch.own_files import OwnFiles
 from thence.capture.torch.profiler_handover import ProfilerHandover
 from thence.errors import MissingData, ThenceError, UsageError
 from thence.importing import jax_uses_cuda
+from thence.model.counter_names import COUNTERS_TABLE
 from thence.model.formats import LABELS_FILE
 
 if TYPE_CHECKING:
@@ -294,7 +295,8 @@ class Recording:
         if self._recorder is not None and self._recorder.folder is not None:
             self._xla.save(self._recorder.folder)
             self._keep_labels(self._recorder.folder / LABELS_FILE)
-        return {**self._log.take(names), **self.noted.take(names), "steps": self._steps.take()}
+        noted = {**self._log.take(names), **self.noted.take(names)}
+        return {**noted, "steps": self._steps.take(), COUNTERS_TABLE: self._clocks.take_energy()}
 
     def _note_open_marks(self) -> None:
         for frame in _open_frames():
