@@ -494,6 +494,7 @@ BY_VERB: dict[str, dict[str, str]] = {
         },
         "rows[].measured.error": "half of the 95 % interval of each figure, as a share of it, also of those that are "
         "null because it is more than counters.precision_share; null where nothing was counted",
+        "rows[].measured.error.*": "of the figure of this name",
         "counters": "the hardware counters; null if the trace has none and nobody asked for them",
         "counters.interval_ns": "ns: length of the samples; null if unknown",
         "counters.precision_share": "largest error of a figure that is not null",
