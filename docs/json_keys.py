@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 
+from thence.analysis.counters.devices import CLOCKS
 from thence.analysis.idle.host_causes import CAUSES
+from thence.model.counter_names import COUNTERS, ENERGY
 
 MAPS = {
     "report": ("counts", "kind_ns", "attributed_ns", "unattributed_ns", "steps.left_out"),
@@ -23,6 +25,7 @@ MAPS = {
     "inside": ("kernels[].states", "kernels[].clock_sources"),
     "label": ("rules", "places"),
     "diff": ("moved_streams.parts",),
+    "roofline": ("rows[].measured.error",),
 }
 """Objects whose keys are data: they stand as ``*``."""
 
@@ -470,6 +473,47 @@ BY_VERB: dict[str, dict[str, str]] = {
         "rows[].attainable_share": "the same at the peaks of attainable; null where these are not known",
         "rows[].modelled_share": "modelled_ns / total_ns",
         "rows[].share": "share of all headroom",
+        "rows[].measured": "what the hardware counted for the place; null without (`thence record --counters`)",
+        "rows[].measured.sampled_ns": "ns of the place's activities in samples; nothing is scaled to the "
+        "rest of its time",
+        "rows[].measured.sampled_share": "sampled_ns / total_ns",
+        "rows[].measured.clock_mhz": "MHz: mean clock of the multiprocessors in that time; null if unknown",
+        "rows[].measured.flop": "FLOP of tensor cores, with the padding of tiles; null if unknown (chips that are not "
+        "of compute capability 9.0, or kernels of other types than 16-bit ones), or not precise",
+        "rows[].measured.padding": "FLOP of tensor cores over those that the models say, of activities of 16-bit types "
+        "with a model; null as flop",
+        "rows[].measured.sm_active_share": "mean share of the multiprocessors that held a warp; null if unknown or not "
+        "precise",
+        "rows[].measured.warps_per_sm": "mean number of warps of a multiprocessor; null if unknown or not precise",
+        "rows[].measured.watts": "W: energy_joules over the place's time; null as that",
+        "rows[].measured.energy_joules": "J; null where steps or places are not long against NVML's readings",
+        **{
+            f"rows[].measured.{counter.name}": f"{counter.text}; null if unknown or not precise"
+            for counter in COUNTERS
+            if counter.name not in (*CLOCKS, ENERGY)
+        },
+        "rows[].measured.error": "half of the 95 % interval of each figure, as a share of it, also of those that are "
+        "null because it is more than counters.precision_share; null where nothing was counted",
+        "rows[].measured.error.*": "of the figure of this name",
+        "counters": "the hardware counters; null if the trace has none and nobody asked for them",
+        "counters.interval_ns": "ns: length of the samples; null if unknown",
+        "counters.precision_share": "largest error of a figure that is not null",
+        "counters.windows": "times in which counters were sampled without a gap",
+        "counters.windows[].end_ns": "ns on the trace's clock: end",
+        "counters.windows[].samples": "how many",
+        "counters.totals": "one object for each device and counter",
+        "counters.totals[].counter": "its name, as in measured",
+        "counters.totals[].unit": "of its values",
+        "counters.totals[].total": "sum of all samples; that of the rows and idle, where every activity is in a row",
+        "counters.totals[].idle": "sum of the samples in which nothing ran; null for clocks",
+        "counters.totals[].idle_share": "idle / total",
+        "counters.energy": "one object for each device whose energy NVML tells",
+        "counters.energy[].joules": "J that the device used while it was recorded",
+        "counters.energy[].total_ns": "ns in which it was read",
+        "counters.left_out": "counters that could not be sampled",
+        "counters.left_out[].counter": "its name",
+        "counters.left_out[].text": "why",
+        "counters.trouble": "sentences: why there are no counters, or fewer than was asked for",
         "reasons": "time without a roofline, by reason",
         "reasons[].total_ns": "ns of these activities",
     },

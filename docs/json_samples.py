@@ -40,6 +40,7 @@ SAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("recording/two_ranks", "--max-chars", "100000"),
     ),
     "idle": (("torch/checkpoints/with_stacks.json.gz",), (_FSDP,)),
+    "roofline": ((_FSDP,), ("counters/known_work", "--by", "kernel")),
     "memory": (
         ("torch/memory/conv_training.json.gz",),
         ("torch/memory/conv_training.json.gz", "torch/memory/conv_training.json.gz", "--add"),

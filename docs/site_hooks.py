@@ -28,6 +28,7 @@ _FIRST = (
     "inside.md",
     "idle.md",
     "memory.md",
+    "counters.md",
     "diff.md",
     "history.md",
     "library.md",

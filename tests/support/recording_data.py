@@ -43,16 +43,19 @@ def written(folder: Path, tables: dict[str, list[list[dict[str, Any]]]], version
 
 
 def write_part(folder: Path, table: str, number: int, frame: pl.DataFrame) -> Path:
-    """One part with these rows; a null, which no recorder writes, becomes -1."""
-    columns = {
-        name: frame[name].to_list()
-        if frame.schema[name] == pl.String
-        else frame[name].cast(pl.Int64, wrap_numerical=True).fill_null(-1).to_numpy()
-        for name in frame.columns
-    }
+    """One part with these rows; a null, which no recorder writes, becomes -1, or not a number."""
+    columns = {name: _stored(frame[name]) for name in frame.columns}
     path = folder / f"{table}-{number:06}.npz"
     path.write_bytes(encode(columns))
     return path
+
+
+def _stored(column: pl.Series) -> Any:
+    if column.dtype == pl.String:
+        return column.to_list()
+    if column.dtype.is_float():
+        return column.fill_null(float("nan")).to_numpy()
+    return column.cast(pl.Int64, wrap_numerical=True).fill_null(-1).to_numpy()
 
 
 def kernel(**fields: Any) -> dict[str, Any]:

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from thence.analysis.activity_rooflines import BOUNDS, REASONS, activity_rooflines, attainable_peaks, known_peaks
+from thence.analysis.counters.answer import counters_of, figures_as_text
+from thence.analysis.counters.measured import SCHEMA as MEASURED
+from thence.analysis.counters.measured import measured
 from thence.analysis.grouping.time_by_place import heading_of, name_of_place, separated_from_steady, time_by_place
 from thence.analysis.steps.windows import selected_steps
 from thence.errors import MissingData
@@ -26,6 +29,7 @@ from thence.units import format_ns, format_share, several
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from thence.analysis.counters.answer import Counters
     from thence.model.attributed import Attributed
     from thence.model.peaks import Peaks
 
@@ -34,6 +38,8 @@ _HEADINGS = {
     "gbps": "GB/s", "intensity": "FLOP/byte", "peak_share": "of roofline", "attainable_share": "of attainable",
     "modelled_share": "modelled", "count": "count",
 }  # fmt: skip
+_CLOCK_SHARE = 0.01
+"""Share of the sampled time from which a low clock is stated."""
 _OF_ACTIVITY = ("flop", "bytes", "compute_ns", "roofline_ns", "attainable_ns")
 """Columns of activities that are divided among places."""
 STEPS = {
@@ -64,7 +70,9 @@ class Roofline(Answer):
             bytes of activities that have both), bound (of `BOUNDS`, what limits most of its modelled time; unknown if
             nothing is modelled), roofline_ns, headroom_ns, peak_share (roofline_ns / modelled_ns), attainable_share
             (the same at the peaks of ``attainable``), modelled_share, share (of headroom), reason (code of why there
-            is no place; null for a place); the largest headroom first. Null where nothing is known.
+            is no place; null for a place), measured (what the hardware counted, a struct of
+            `thence.analysis.counters.measured.SCHEMA`; null without counters); the largest headroom first. Null where
+            nothing is known.
         reasons: code, total_ns and text of time without a roofline.
         dtypes: data types of the FLOP, that with most FLOP first.
         attainable: of each device of which the trace tells it, what it attains (measured, or at the clock that it ran
@@ -72,6 +80,7 @@ class Roofline(Answer):
         clocks: rank, device, mhz (median of the clock that was sampled while the device worked) and peak_mhz (the clock
             at which the peaks of its tensor cores hold; null where it is not known); one row for each device whose
             clock was sampled.
+        counters: the hardware counters; None if the trace has none and nobody asked for them.
     """
 
     by: str
@@ -84,6 +93,13 @@ class Roofline(Answer):
     dtypes: tuple[str, ...] = ()
     attainable: tuple[tuple[int, int, Peaks], ...] = ()
     clocks: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=CLOCKS))
+    counters: Counters | None = None
+
+    @property
+    def measured(self) -> pl.DataFrame:
+        """What the hardware counted for each row: `thence.analysis.counters.measured.SCHEMA`; no rows without."""
+        held = self.rows["measured"]
+        return held.struct.unnest() if held.dtype == pl.Struct else pl.DataFrame(schema=MEASURED)
 
     @property
     def modelled_share(self) -> float:
@@ -120,7 +136,22 @@ class Roofline(Answer):
         return (
             Lines(tuple((text, "") for text in self.about())),
             TableView(rows, {"name": self.heading, **headings}, rows_shown=20, bar="headroom_ns"),
+            *self._measured_view(rows["name"]),
         )
+
+    def _measured_view(self, names: pl.Series) -> Iterator[TableView]:
+        """The table of what the hardware counted, the rows with most time in samples first."""
+        counted = self.measured
+        if self.counters is None or counted.is_empty():
+            return
+        texts, headings = figures_as_text(counted)
+        known = [name for name in headings if name not in ("sampled_share", "clock_mhz")]
+        shown = texts.with_columns(names, total_ns=self.rows["total_ns"])
+        shown = shown.filter(pl.any_horizontal(pl.col(name).is_not_null() for name in known) if known else False)
+        if shown.height:
+            ordered = shown.sort("total_ns", "name", descending=[True, False])
+            title = self.counters.title(counted)
+            yield TableView(ordered, {"name": self.heading, **headings}, title=title, rows_shown=20)
 
     def remarks(self) -> tuple[str, ...]:
         """See `Answer`."""
@@ -142,7 +173,24 @@ class Roofline(Answer):
             f"no roofline for {format_ns(total)}: {text}"
             for total, text in self.reasons.select("total_ns", "text").iter_rows()
         )
-        return (*sorted(peaks, reverse=True), *clocks, *unknown)
+        counted = () if self.counters is None else self.counters.remarks(self.measured)
+        return (*sorted(peaks, reverse=True), *clocks, *self._clock_as_cause(), *unknown, *counted)
+
+    def _clock_as_cause(self) -> Iterator[str]:
+        """How much of the sampled time is a clock below that of the peaks, in rows that compute decides."""
+        known, counted = self.clocks["peak_mhz"].drop_nulls().unique().to_list(), self.measured
+        if len(known) != 1 or counted.is_empty():
+            return
+        (peak,) = known
+        time, mhz = pl.col("sampled_ns"), pl.col("clock_mhz")
+        slow = counted.with_columns(self.rows["bound"]).filter(pl.col("bound") == "compute", mhz < peak)
+        lost, mean = slow.select((time * (1 - mhz / peak)).sum(), (mhz * time).sum() / time.sum()).row(0)
+        share = lost / max(int(counted["sampled_ns"].sum()), 1)
+        if share >= _CLOCK_SHARE:
+            yield (
+                f"{format_share(share, 1)} of the sampled GPU time is clock: work bound by compute ran at {mean:,.0f} "
+                f"MHz, below the {peak:,.0f} MHz of its peaks"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """See `Answer`."""
@@ -155,6 +203,7 @@ class Roofline(Answer):
             "steps": self.steps,
             "rows": self.rows,
             "reasons": self.reasons,
+            "counters": None if self.counters is None else self.counters.to_json(),
         }  # fmt: skip
 
     def to_frame(self) -> pl.DataFrame:
@@ -220,24 +269,36 @@ def roofline(trace: Attributed, by: str, given: Peaks | None = None) -> Roofline
             **{name: totals[name] for name in ("flop", "bytes", "roofline_ns", "headroom_ns")},
         },
         step_utilisation(trace, activities),
-        _rows(shared),
+        _rows(shared, trace, activities),
         _reasons(activities),
         _types(activities),
         _by_device(attainable),
         _clocks(trace),
+        counters_of(trace),
     )
 
 
-def _rows(shared: pl.DataFrame) -> pl.DataFrame:
+def _rows(shared: pl.DataFrame, trace: Attributed, activities: pl.DataFrame) -> pl.DataFrame:
     """`Roofline.rows` of what `shared_among_places` returns."""
+    rows = summed(shared.group_by("place", "no_place", maintain_order=True))
     return (
-        summed(shared.group_by("place", "no_place", maintain_order=True))
+        rows.with_columns(measured=_measured(shared, rows, trace, activities))
         .rename({"no_place": "reason"})
         .with_columns(pl.col("reason").cast(pl.String), name=name_of_place())
         .sort("headroom_ns", "total_ns", "name", descending=[True, True, False])
         .with_columns(share=pl.col("headroom_ns") / pl.max_horizontal(pl.col("headroom_ns").sum(), 1.0))
-        .select("name", pl.exclude("name", "place", "reason"), "reason")
+        .select("name", pl.exclude("name", "place", "reason", "measured"), "reason", "measured")
     )
+
+
+def _measured(shared: pl.DataFrame, rows: pl.DataFrame, trace: Attributed, activities: pl.DataFrame) -> pl.Series:
+    """What was counted for each row; null without counters."""
+    if trace.counters.is_empty():
+        return pl.Series([None], dtype=pl.Null).new_from_index(0, rows.height)
+    keys = ["place", "no_place"]
+    group = rows.select(keys).with_row_index("group")
+    parts = shared.select("gpu", "part", *keys).join(group, on=keys, nulls_equal=True, maintain_order="left")
+    return measured(trace, parts, activities).to_struct("measured")
 
 
 def _reasons(activities: pl.DataFrame) -> pl.DataFrame:

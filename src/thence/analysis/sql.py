@@ -18,6 +18,7 @@ from thence.model.phases import POSITIONS
 from thence.model.places import KINDS, PLACES
 from thence.model.tables import (
     COLLECTIVES,
+    COUNTERS,
     EVENTS,
     GPU,
     HOST,
@@ -53,6 +54,7 @@ TABLES = (
     "memory",
     "memory_totals",
     "memory_failures",
+    "counters",
 )
 """The tables that a query can name."""
 
@@ -180,7 +182,7 @@ ANNOTATIONS = Table(
 )  # fmt: skip
 DESCRIBED_TABLES = (
     GPU, PLACES_TABLE, ACTIVITIES, HOST, COLLECTIVES, PROGRAMS, THREADS, EVENTS, WAITS, STEPS, STEP_TIMES, MEMORY,
-    MEMORY_TOTALS, MEMORY_FAILURES, ANNOTATIONS,
+    MEMORY_TOTALS, MEMORY_FAILURES, COUNTERS, ANNOTATIONS,
 )  # fmt: skip
 """Every table that a query can name."""
 

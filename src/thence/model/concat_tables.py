@@ -33,6 +33,7 @@ _ROW_REFERENCES = {
     "memory": {"opened": "memory_totals", "closed": "memory_totals"},
     "memory_totals": {},
     "memory_failures": {"after": "memory_totals"},
+    "counters": {},
     "graph_places": {"gpu": "gpu"},
 }
 """Columns that hold row numbers, by table, and the table that they point into."""

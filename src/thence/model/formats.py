@@ -1,7 +1,7 @@
 """Names of the formats of inputs, and the file formats of thence: their versions, files, tables and codes.
 
 Writers, readers and inspection tools share these definitions. This module imports only the standard library and
-`thence.model.collectives` and `thence.model.phases`, which do the same, because recorded processes import it.
+modules of `thence.model` that do the same, because recorded processes import it.
 
 **Recording** (`RECORDING`): a folder for each process with `DESCRIPTION` and, for each of `TABLES`, parts
 (`part_name`) numbered from 1, each a complete file of `thence.model.column_file`. `DESCRIPTION` states how many
@@ -34,6 +34,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from thence.model.collectives import NUMBERS, TEXTS
+from thence.model.counter_names import BY_NAME, COUNTERS_TABLE
 from thence.model.phases import HOST_STATES
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ TABLES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "samples": _integers("time", "until", "thread", "line", "frame", "count", "state"),
         "steps": _integers("number", "start", "duration", "recorded", "counted"),
         "collectives": _integers("serial", *TEXTS, *NUMBERS),
+        COUNTERS_TABLE: _integers("device", "start", "end") | dict.fromkeys(BY_NAME, "Float64"),
     }
 )
 """Columns of each table of a recording, and names of the Polars types that they are read as; narrower
@@ -101,7 +103,8 @@ between two of its calls, from ``time`` to ``until``, all with the same line of 
 (``line`` and ``frame``, numbers of places, 0 for none) and state (a number of `SAMPLE_STATES`). Recordings of this
 version that were made before there were samples have no such table. steps are those that the recorder saw while it ran
 (`thence.capture.session.step_times`): ``recorded`` is 1 or 0, ``counted`` is 1 for steps that show what recording
-costs; older recordings have no such table."""
+costs; older recordings have no such table. counters holds samples of hardware counters (`thence.model.counter_names`);
+a counter that was not sampled has no column, or is not a number where a row does not hold it."""
 SAMPLE_STATES = (None, *HOST_STATES)
 """What a thread did in a sample, by the number in the table samples; None: unknown."""
 LACKING: Mapping[str, frozenset[str]] = MappingProxyType(
@@ -109,9 +112,10 @@ LACKING: Mapping[str, frozenset[str]] = MappingProxyType(
         "collectives": frozenset((*TEXTS, *NUMBERS)) - {"sequence"},
         "kernels": frozenset({"queued"}),
         "marks": frozenset({"counter"}),
+        COUNTERS_TABLE: frozenset(BY_NAME),
     }
 )
-"""By table, the columns that recordings of version 1, or of versions before 4, do not have."""
+"""By table, the columns that recordings of version 1, or of versions before 4, do not have, or that are optional."""
 ACTIVITIES = ("kernels", "copies", "sets")
 """Tables of device activities."""
 REFERRED_TO = ("names", "places")

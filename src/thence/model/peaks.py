@@ -61,6 +61,9 @@ _CYCLE: Mapping[str, Mapping[str, int]] = MappingProxyType(
 )
 """Dense FLOP of a multiprocessor in a cycle, by compute capability."""
 
+_SUB_PARTITIONS = 4
+_COUNTED_TENSORS = ("9.0",)
+"""Compute capabilities of which known products were seen to count so many cycles."""
 _VECTOR = ("float64", "float32")
 
 
@@ -152,6 +155,17 @@ def peaks_of(device: str) -> Peaks | None:
 
 def _listed(device: str) -> _Gpu | None:
     return next((gpu for gpu in _NVIDIA if re.search(gpu.name, device)), None)
+
+
+def tensor_flop_in_cycle(capability: str | None) -> int | None:
+    """FLOP of 16-bit types in a cycle that the hardware's counter of tensor cores counts; None where it is not known.
+
+    The counter sums over the four sub-partitions of each multiprocessor. On a compute capability of 9.0 a product of
+    1024^3 counts 2 x 1024^3 / 1024 cycles, to the last digit.
+    """
+    if capability not in _COUNTED_TENSORS:
+        return None
+    return _CYCLE[capability]["bfloat16"] // _SUB_PARTITIONS
 
 
 def clock_of_peaks(device: str) -> float | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import polars as pl
 
 from thence.credentials import without_credentials
+from thence.model import counter_names
 from thence.model.phases import HOST_STATES, POSITIONS
 from thence.model.reasons import CODES
 
@@ -532,6 +533,24 @@ STEP_TIMES = Table(
 )
 
 
+COUNTERS = Table(
+    "counters",
+    "one sample of the hardware counters of a device, sorted by rank, device and start; different counters may be "
+    "sampled at different times, so that samples overlap",
+    (
+        Column("rank", pl.Int32(), "rank of the process in its job"),
+        Column("device", pl.Int32(), "device index within the process"),
+        Column("start", pl.Int64(), "ns on the trace's clock"),
+        Column("end", pl.Int64(), "ns on the trace's clock"),
+        *(
+            Column(counter.name, pl.Float64(), f"{counter.text}; null: not in this sample")
+            for counter in counter_names.COUNTERS
+        ),
+    ),
+    required=("rank", "device", "start", "end"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """One GPU of one rank, as the producer described it; None for what it did not describe."""
@@ -627,6 +646,7 @@ class Tables:
     memory: pl.DataFrame = field(default_factory=MEMORY.empty)
     memory_totals: pl.DataFrame = field(default_factory=MEMORY_TOTALS.empty)
     memory_failures: pl.DataFrame = field(default_factory=MEMORY_FAILURES.empty)
+    counters: pl.DataFrame = field(default_factory=COUNTERS.empty)
     hlo: tuple[HloModule, ...] = ()
     graph_places: pl.DataFrame = field(default_factory=GRAPH_PLACES.empty)
     graph_labels: tuple[GraphLabels, ...] = ()

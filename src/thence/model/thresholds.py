@@ -299,3 +299,21 @@ MAX_OVER_PEAK = 1.1
 """FLOP in an activity's time may exceed the peak of its data type by this factor, because a chip can run above the
 clock of its data sheet (an H100's by 8 %); bytes that no cache holds may exceed the memory's bandwidth by as much.
 Above it the count is wrong, and the activity counts as without a model."""
+
+# --- hardware counters
+
+COUNTER_ENDS_NS = 3_000
+"""The beginning and the end of an activity count at rates of their own for so long, at most a third of it each. Of
+kernels of known work on an H200 in samples of 5 and 10 us, errors fell from 9 to 1 % at 6.5 us; 2 us and 4 us did
+worse (`benchmarks/counters_truth.py`)."""
+COUNTER_EDGE_NS = 350
+"""By how much the times of samples and of activities may differ, as a standard deviation: what remained of the errors
+of these kernels is that of 0.1 us (tensor cores, memory) to 0.35 us (instructions)."""
+COUNTER_ENERGY_EDGE_NS = 100_000_000
+"""The same for energy: NVML renews its reading some ten times a second."""
+COUNTER_UNEVEN = 0.5
+"""Standard deviations of the work of a part of an activity that the same part of all launches may have in common."""
+COUNTER_KIND_RATIO = 1.3
+"""Launches of one kernel whose durations differ by more than this, with none in between, are of two kinds."""
+COUNTER_ERROR_SHARE = 0.1
+"""A counted figure is shown if its 95 % interval is at most this share of it on each side."""

@@ -12,6 +12,7 @@ from thence.errors import DamagedInput
 from thence.model.losses import Loss
 from thence.model.shortened_names import affordable
 from thence.model.tables import (
+    COUNTERS,
     EVENTS,
     GPU,
     GRAPH_PLACES,
@@ -33,9 +34,13 @@ if TYPE_CHECKING:
 _Tables = TypeVar("_Tables", bound="Tables")
 _TABLES = (
     *(GPU, HOST, PROGRAMS, THREADS, EVENTS, WAITS, STEPS, STEP_TIMES, GRAPH_PLACES),
-    *(MEMORY, MEMORY_TOTALS, MEMORY_FAILURES),
+    *(MEMORY, MEMORY_TOTALS, MEMORY_FAILURES, COUNTERS),
 )
 _MAX_TOTAL_NS = 1 << 62
+_MAX_COUNT = 1e18
+"""Of one sample; a second of all tensor cores of a GPU has 10^12 cycles."""
+_MIN_COUNT = 1e-9
+"""Less is nothing: sums, ratios and squares of counts stay finite."""
 MAX_TEXT, MAX_TEXT_PER_ROW = 16_000_000, 1000
 """Characters of a column of names, written out for all rows: of any table, and more for each row. The longest real
 names of kernels, those of CUTLASS, have some thousands."""
@@ -62,10 +67,14 @@ def plausible(tables: _Tables, name: str) -> _Tables:
         (tables.programs, "start", "program execution"),
         (tables.programs, "launch", "program launch"),
         (tables.memory_totals, "start", "change of memory"),
+        (tables.counters, "start", "sample of counters"),
+        (tables.counters, "end", "sample of counters"),
     ):
         if not _between(frame[column], -LATEST_NS, LATEST_NS):
             late = frame.filter(~pl.col(column).is_between(-LATEST_NS, LATEST_NS)).height
             raise DamagedInput(name, f"has {several(late, what)} with an impossible time")
+    if tables.counters.height:
+        tables = dataclasses.replace(tables, counters=_with_possible_counts(tables.counters))
     gpu, host = _with_affordable_names(gpu), _with_affordable_names(tables.host)
     if gpu is not tables.gpu or host is not tables.host:
         text = f"{name}: its longest names are shortened, because rows refer to them too often"
@@ -84,6 +93,15 @@ def plausible(tables: _Tables, name: str) -> _Tables:
     losses = (*tables.meta.losses, *([Loss("repaired", name, repaired, text)] if repaired else []))
     meta = dataclasses.replace(tables.meta, warnings=(*tables.meta.warnings, text), losses=losses)
     return dataclasses.replace(tables, gpu=gpu, host=host, meta=meta)
+
+
+def _with_possible_counts(counters: pl.DataFrame) -> pl.DataFrame:
+    """The samples that last and do not take too long, without counts that no counter shows."""
+    lasting = pl.col("end") - pl.col("start")
+    counts = pl.selectors.float()
+    possible = counts.is_finite() & counts.is_between(0, _MAX_COUNT)
+    lasts = counters.filter(lasting.is_between(1, LONGEST_NS))
+    return lasts.with_columns(pl.when(possible & (counts >= _MIN_COUNT)).then(counts).when(possible).then(0.0))
 
 
 def _with_affordable_names(table: pl.DataFrame) -> pl.DataFrame:

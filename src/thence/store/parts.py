@@ -26,6 +26,7 @@ from thence.model.phases import POSITIONS
 from thence.model.places import NOT_RECORDED, PLACES
 from thence.model.tables import (
     COLLECTIVES,
+    COUNTERS,
     EVENTS,
     GPU,
     GRAPH_PLACES,
@@ -70,7 +71,7 @@ _TABLES = {
     table.name: table.schema
     for table in (
         *(HOST, COLLECTIVES, PROGRAMS, THREADS, EVENTS, WAITS, STEPS, STEP_TIMES, GRAPH_PLACES),
-        *(MEMORY, MEMORY_TOTALS, MEMORY_FAILURES),
+        *(MEMORY, MEMORY_TOTALS, MEMORY_FAILURES, COUNTERS),
     )
 }
 _HLO = {

@@ -634,6 +634,7 @@ def _use(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
     mfu = sorted(float(value) for value in of_steps["mfu"])
     ends = list(dict.fromkeys(format_share(value, 1) for value in (*mfu[:1], *mfu[-1:])))
     said = f"; MFU {' to '.join(ends)}" if mfu else ""
+    counted = _counted(found)
     command = Command("roofline", (*composed.steps, "--by", found.by))
     bound = "headroom is no prediction: whatif --at-roofline predicts the gain of a place"
     rows = tuple(
@@ -644,7 +645,7 @@ def _use(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
     yield Finding(
         "use",
         f"work with known FLOP or bytes ({known} of {composed.whole}) would need "
-        f"{format_share(bounded, 1)} of its time at the roofline of the GPU{said}",
+        f"{format_share(bounded, 1)} of its time at the roofline of the GPU{said}{counted}",
         bounded,
         "share",
         command,
@@ -672,6 +673,15 @@ def _use(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
         no_gain=bound,
         place=place,
     )
+
+
+def _counted(found: Roofline) -> str:
+    """What hardware counters say; empty without."""
+    if found.counters is None or found.counters.windows.is_empty() or found.measured.is_empty():
+        return ""
+    names = pl.Series("name", [quoted(str(name), found.by) for name in found.rows["name"].to_list()], dtype=pl.String)
+    said = found.counters.said(found.measured.with_columns(names))
+    return said and f"; {said}"
 
 
 def _memory(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:

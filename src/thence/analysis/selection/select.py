@@ -270,7 +270,7 @@ def _drop_other_ranks_and_devices(trace: Attributed, selection: Selection) -> At
 
 
 def _with_memory_of(trace: Attributed, ranks: Sequence[int], devices: Sequence[int]) -> Attributed:
-    """Drops memory of other ranks and devices; that of the host stays."""
+    """Drops memory and counters of other ranks and devices; those of the host stay."""
 
     def kept(frame: pl.DataFrame) -> pl.Series:
         of_rank = frame["rank"].is_in(ranks)
@@ -286,6 +286,7 @@ def _with_memory_of(trace: Attributed, ranks: Sequence[int], devices: Sequence[i
         memory=of_table(trace.memory, "opened", "closed"),
         memory_totals=of_table(trace.memory_totals),
         memory_failures=of_table(trace.memory_failures, "after"),
+        counters=of_table(trace.counters),
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.collectives.answer import collectives
+from thence.analysis.counters import tracks as counter_tracks
 from thence.analysis.programs.warmup import WarmUp
 from thence.attribution.work.activity_work import activity_work
 from thence.model.collective_kinds import kind_of
@@ -32,13 +33,14 @@ COUNTERS = {
     "memory traffic": "GB/s",
     "allocated memory": "bytes",
     "reserved memory": "bytes",
+    **counter_tracks.UNITS,
 }
 """Counters of each device, with their units. Busy streams: number of streams that run something. Bytes in
 flight: bytes of the running memcpys and memsets, and message sizes of the running collectives. Bus bandwidth: sum of
 the mean bus bandwidths of the running collectives (see `thence.analysis.collectives.answer`). FLOP rate and
 memory traffic: sums of the mean rates of the running kernels whose FLOP and bytes are known
 (`thence.attribution.work`). Allocated and reserved memory: what the allocator had handed out, and what it held of the
-device."""
+device. Counted ...: rates of hardware counters (`thence.analysis.counters.tracks`)."""
 
 _KEY = ("rank", "device")
 _MAX_NAMES = 3  # maximum number of mark names after the number of a lane
@@ -114,6 +116,7 @@ def _on_one_clock(trace: Attributed, alignment: Alignment | None) -> tuple[Attri
         memory=moved(trace.memory),
         memory_totals=moved(trace.memory_totals),
         memory_failures=moved(trace.memory_failures),
+        counters=moved(trace.counters),
     )
     return on_one, corrections, tuple(notes)
 
@@ -186,6 +189,7 @@ def counters(trace: Attributed) -> pl.DataFrame:
         known = gpu.with_columns(value=rate).filter(ran, pl.col("value") > 0)
         frames.append(_steps(counter, known))
     frames += [_memory(trace, name) for name in ("allocated", "reserved")]
+    frames.append(counter_tracks.counter_tracks(trace))
     return pl.concat(frames).sort(*_KEY, "counter", "time")
 
 

@@ -96,6 +96,23 @@ class _Clocks(msgspec.Struct):
     mhz: list[Count] = []
 
 
+class _Window(msgspec.Struct):
+    """A time in which the counters of a device were sampled, ns; whether the hardware's buffer was too small."""
+
+    device: Rank = 0
+    start: Count = 0
+    end: Count = 0
+    samples: Count = 0
+    overflow: bool = False
+
+
+class _Counters(msgspec.Struct):
+    interval_ns: Count | None = None
+    left_out: dict[str, str] = {}
+    windows: list[_Window] = []
+    trouble: str | None = None
+
+
 class Description(msgspec.Struct):
     """The fields of `DESCRIPTION` that are read.
 
@@ -120,6 +137,8 @@ class Description(msgspec.Struct):
             start of the first step (Unix ns) of the kind of the last ones: those before do not count.
         sampling, ring: of recordings that sample steps: how, and what was deleted since; else None.
         clocks: samples of the clock of each device's multiprocessors: Unix times in ns, and MHz.
+        counters: how hardware counters were sampled, which of them could not be, and why there are none; None where
+            nobody asked for them.
     """
 
     format: str = RECORDING
@@ -151,6 +170,7 @@ class Description(msgspec.Struct):
     sampling: _Sampling | None = None
     ring: _Ring | None = None
     clocks: list[_Clocks] = []
+    counters: _Counters | None = None
 
 
 class Folder:

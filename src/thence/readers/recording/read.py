@@ -12,11 +12,12 @@ import polars as pl
 
 from thence.errors import DamagedInput, InputError
 from thence.model.concat_tables import concat
+from thence.model.counter_names import COUNTERS_TABLE
 from thence.model.formats import ACTIVITIES, LABELS_FILE, MEASURED_PEAKS_FILE
 from thence.model.json_fields import NotAsWritten, decoded
 from thence.model.losses import says_lost
 from thence.model.names import UNNAMED
-from thence.model.tables import GPU, KINDS, STEP_TIMES, THREADS, Device, Meta, Tables
+from thence.model.tables import COUNTERS, GPU, KINDS, STEP_TIMES, THREADS, Device, Meta, Tables
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.label_files import read_labels
 from thence.readers.recording.folder import Folder
@@ -176,6 +177,7 @@ def _tables(folder: Folder) -> Tables:
         ),
         graph_labels=_labels(folder),
         step_times=_step_times(folder, zero, rank),
+        counters=_counters(folder, zero, rank),
     )
     meta = Meta(
         inputs=(str(folder.path),),
@@ -204,6 +206,22 @@ def _step_times(folder: Folder, zero_ns: int, rank: int) -> pl.DataFrame:
         rank=pl.lit(rank),
     )
     return STEP_TIMES.frame(times.to_dict())
+
+
+def _counters(folder: Folder, zero_ns: int, rank: int) -> pl.DataFrame:
+    samples = folder.table(COUNTERS_TABLE).drop_nulls(["device", "start", "end"]).sort("device", "start")
+    times = samples.with_columns(pl.col("start", "end") - zero_ns, pl.selectors.float().fill_nan(None))
+    return COUNTERS.frame(times.with_columns(rank=pl.lit(rank)).to_dict())
+
+
+def _about_counters(about: Description) -> dict[str, Any]:
+    """Facts about hardware counters, if they were asked for: what `thence.analysis.counters` says beside figures."""
+    counters = about.counters
+    if counters is None:
+        return {}
+    overflowed = sum(window.overflow for window in counters.windows)
+    facts = {"interval_ns": counters.interval_ns, "trouble": counters.trouble, "overflowed": overflowed}
+    return {"counters": facts, "counters_left_out": dict(counters.left_out)}
 
 
 def _of_sampling(about: Description) -> list[str]:
@@ -254,6 +272,7 @@ def _facts(folder: Folder) -> dict[str, Any]:
         "calls": about.calls,
         "plain_steps": about.plain_steps,
         "measured_peaks": _measured_peaks(folder),
+        **_about_counters(about),
     }
 
 

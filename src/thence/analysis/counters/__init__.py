@@ -1,0 +1,1 @@
+"""What the hardware counted, shared among the activities that ran, and the answers that follow from it."""
