@@ -54,12 +54,14 @@ def explanation_text(found: Explanation, form: str, most: int, schema: int, widt
         found = replace(found, inputs="INPUT")
     if most < _WITH_ROWS:
         found = replace(found, findings=tuple(replace(entry, rows=()) for entry in found.findings))
-    write = {"text": partial(_text, wide=width), "markdown": _markdown, "json": _json(schema)}[form]
+    writers: dict[str, Callable[[Explanation, tuple[Finding | NotAnswered, ...]], str]]
+    writers = {"text": partial(_text, wide=width), "markdown": _markdown, "json": _json(schema)}
+    write = writers[form]
     kept = len(found.ordered)
     while len(text := write(found, found.ordered[:kept])) > most and kept:
         kept -= 1
-    for width in _WIDTHS if len(text) > most else ():
-        text = write(replace(found, width=width), ())
+    for longest in _WIDTHS if len(text) > most else ():
+        text = write(replace(found, width=longest), ())
         if len(text) <= most:
             break
     return text
