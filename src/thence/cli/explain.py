@@ -10,7 +10,7 @@ import click
 
 from thence.cli.inputs import Inputs, trace_options
 from thence.cli.messages import wrote
-from thence.cli.output import SCHEMAS, Result, check_output, choice_option, force_option, output_option
+from thence.cli.output import SCHEMAS, Result, check_output, choice_option, force_option, output_option, terminal_width
 from thence.cli.progress import working
 from thence.cli.verb import VerbCommand
 from thence.errors import UsageError
@@ -91,7 +91,8 @@ def command(
             raise UsageError(f"{annotate}: the name must end in {_PERFETTO[0]}")
         check_output(annotate, force=force)
     trace = inputs.open()
-    Result(form, output).text(_written(trace, _typed(inputs), max_chars, form))
+    width = terminal_width() if output is None else None
+    Result(form, output).text(_written(trace, _typed(inputs), max_chars, form, width))
     if annotate is not None:
         from thence.writers.timelines.write import write_timeline
 
@@ -109,11 +110,11 @@ def _typed(inputs: Inputs) -> str:
     return " ".join([inputs.typed, *map(shlex.quote, options)])
 
 
-def _written(trace: Trace, inputs: str, most: int, form: str) -> str:
+def _written(trace: Trace, inputs: str, most: int, form: str, width: int | None) -> str:
     from dataclasses import replace
 
     from thence.writers.text.explanation import explanation_text
 
     with working("explaining"):
         found = replace(trace.explain(), inputs=inputs)
-        return explanation_text(found, form, most, SCHEMAS["explain"])
+        return explanation_text(found, form, most, SCHEMAS["explain"], width)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -288,8 +289,17 @@ def console() -> Console:
     """
     from thence.cli.safe_console import SafeConsole
 
-    unbounded = not sys.stdout.isatty() and not os.environ.get("COLUMNS")
-    return SafeConsole(highlight=False, soft_wrap=False, width=_UNBOUNDED_WIDTH if unbounded else None)
+    width = _UNBOUNDED_WIDTH if _unbounded() else None
+    return SafeConsole(highlight=False, soft_wrap=False, width=width)
+
+
+def terminal_width() -> int | None:
+    """Width of the terminal that standard output is, or that COLUMNS states; None for a pipe or file."""
+    return None if _unbounded() else shutil.get_terminal_size().columns
+
+
+def _unbounded() -> bool:
+    return not sys.stdout.isatty() and not os.environ.get("COLUMNS")
 
 
 def error_console() -> Console:

@@ -139,6 +139,19 @@ def test_what_does_not_fit_is_left_out_whole_and_counted(most: int) -> None:
     assert all(line in whole.splitlines() for line in shown if not line.startswith("left out: "))
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_terminal_gets_sentences_of_its_width_and_commands_in_one_line(width: int) -> None:
+    found = replace(shared(recording("torch_eager_rank0")).explain(), inputs="t.json")
+    text = explanation_text(found, "text", 4_000, 1, width)
+    assert len(text) <= 4_000
+    commands = [line for line in text.splitlines() if line.startswith(("  evidence: ", "  next: "))]
+    assert max(len(line) for line in text.splitlines() if line not in commands) <= width
+    unbroken = explanation_text(found, "text", 10**6, 1)
+    assert set(commands) <= set(unbroken.splitlines())
+    sentences = text.partition("left out: ")[0].split()
+    assert sentences == unbroken.split()[: len(sentences)]
+
+
 @pytest.fixture(scope="module")
 def by_kind() -> dict[str, list[ExplainFinding]]:
     """Findings of an eager trace of torch.profiler, by kind."""

@@ -113,6 +113,21 @@ def call(name: str, start: float, duration: float, **rest: Any) -> dict[str, Any
     return event("cuda_runtime", name, start, duration, args={"correlation": int(start) + 1000}, **rest)
 
 
+def test_a_call_that_asks_for_the_name_of_a_kernel_loads_nothing(tmp_path: Path) -> None:
+    calls = [
+        ("cuKernelGetName", 2),
+        ("cuKernelGetAttribute", 3),
+        ("cuKernelSetAttribute", 10),
+        ("cuKernelGetFunction", 20),
+    ]
+    events, time = [launch(1, 0), kernel(1, 2, 3)], 5.0
+    for name, took in calls:
+        events.append(call(name, time, took))
+        time += took
+    events += [launch(2, time), kernel(2, time + 1, 5)]
+    assert of_cause(opened(tmp_path, events)) == {"operator": 2 + 3, "first_use": 10 + 20, "launch": 1}
+
+
 def test_queued_kernels_wait_for_each_other_and_for_events(tmp_path: Path) -> None:
     events = [
         launch(1, 1), launch(2, 2), launch(3, 3), call("cudaEventRecord", 4, 1), call("cudaStreamWaitEvent", 5, 1),

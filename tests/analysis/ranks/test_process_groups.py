@@ -10,7 +10,7 @@ from helpers import TORCH
 from rank_jobs import RankJob
 from thence.analysis.ranks.answer import job_of
 from thence.analysis.ranks.job_collectives import job_collectives
-from thence.analysis.ranks.process_groups import group_rows
+from thence.analysis.ranks.process_groups import folded_groups, group_rows
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,18 @@ def test_waits_of_groups_add_up_to_those_of_ranks() -> None:
     waited = found.cells["wait_ns"].sum()
     assert found.groups["exposed_wait_ns"].sum() == pytest.approx(waited, rel=1e-6)
     assert found.groups.height == 3
+
+
+def test_many_groups_that_are_alike_are_one_row_with_their_sums() -> None:
+    every = job_of(RankJob(ranks=32, steps=3, small=4).summaries()).groups
+    small, large = every.filter(size=4), every.filter(size=32)
+    rows = folded_groups(every)
+    assert rows.select("size", "alike").sort("size").rows() == [(4, 8), (32, 1)]
+    folded = rows.row(by_predicate=pl.col("size") == 4, named=True)
+    for column in ("collectives", "exposed_ns", "exposed_wait_ns", "transfer_ns"):
+        assert folded[column] == small[column].sum()
+    most = small.sort("exposed_wait_ns", descending=True)["members"][0]
+    assert folded["members"] == f"most waits in {most}"
+    assert rows.filter(size=32).drop("alike").equals(large)
+    few = job_of(RankJob(ranks=8, steps=3, small=4).summaries()).groups
+    assert folded_groups(few).drop("alike").equals(few)

@@ -73,6 +73,30 @@ def test_without_its_wait_the_device_is_the_limit(tmp_path: Path) -> None:
     assert gain_us(trace, "no-wait", "stream") == pytest.approx(gain_us(trace, "no-wait", "all"))
 
 
+def test_what_a_launch_does_before_its_first_kernel_is_hidden_by_a_device_that_works(tmp_path: Path) -> None:
+    """A launch of a graph calls for 300 us, its kernel begins after 200 and takes 400, and the host waits for it."""
+    events = []
+    for step, begin in enumerate(range(1000, 1000 + STEPS * 610, 610)):
+        events.append(event("user_annotation", f"ProfilerStep#{step}", begin, 610))
+        events.append(event("cuda_runtime", "cudaGraphLaunch", begin, 300, args={"correlation": step + 1}))
+        events.append(kernel(step + 1, begin + 200, 400))
+        events.append(call("cudaDeviceSynchronize", begin + 301, 303))
+    trace = opened(tmp_path, events)
+    step_us = gain_us(trace, "no-wait", "device")
+    assert step_us == pytest.approx(610 - 400, abs=5)
+
+
+def test_a_step_of_jax_that_waits_for_none_takes_as_long_as_its_device_works() -> None:
+    """From bytes, in us: the host begins the steps at 2620.0; their graphs run from 3217.3, 4765.5 until 5677.1.
+
+    The one before them ends at 2360.1. Without waiting, the host is ahead: 1645.8 and 1533.6 us less 892 and 898 us.
+    """
+    trace = thence.open(DATA / "jax" / "memory.xplane.pb.gz")
+    works = (4128.5 - 3217.3) + (5677.1 - 4765.5)
+    gain = ((5677.1 - 2620.0) - works) / 2
+    assert gain_us(trace, "free", "cause:sync") == pytest.approx(gain, abs=2)
+
+
 def test_where_the_device_is_the_limit_the_loader_gains_nothing(tmp_path: Path) -> None:
     trace = trained(tmp_path, LOAD, item=False)
     row = what_if(trace.whole, program_graph(trace.whole), [parse_change("free", "cause:loader")]).rows.row(

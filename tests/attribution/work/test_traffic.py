@@ -36,6 +36,16 @@ CASES: list[tuple[str, tuple[Argument, ...], int | None]] = [
     ("aten::_softmax", (tensor(6, 7), "-1", "False"), 4 * 84),
     ("aten::native_layer_norm", (tensor(6, 7), "[7]", tensor(7), tensor(7), "1e-5"), 4 * (42 + 14 + 42)),
     ("aten::native_dropout", (tensor(10), "0.1", "True"), 40 + 40 + 10),
+    (  # 9 x 5 positions of 12 channels
+        "aten::convolution",
+        (tensor(2, 8, 17, 11), tensor(12, 8, 3, 3), tensor(12), "[2, 2]", "[1, 0]", "[1, 1]", "False", "[0, 0]", "1"),
+        4 * (2 * 8 * 17 * 11 + 12 * 8 * 9 + 12 + 2 * 12 * 9 * 5),
+    ),
+    (
+        "aten::convolution",
+        (tensor(2, 8, 17, 11), tensor(8, 12, 3, 3), None, "[2, 2]", "[1, 0]", "[1, 1]", "True", "[0, 0]", "1"),
+        None,
+    ),
     ("aten::embedding", (tensor(50, 16), TOKENS, "-1"), 8 * 800 + 2 * 800 * 16 * 4),
     ("aten::embedding_dense_backward", (tensor(8, 100, 16), TOKENS, "50", "-1"), 4 * 12800 + 8 * 800 + 4 * 50 * 16),
     ("aten::nll_loss_forward", (tensor(9, 50), tensor(9, kind="long int")), 8 * 9 + 4 * 9),

@@ -49,3 +49,15 @@ def test_the_rows_of_an_allocation_add_up_to_its_size() -> None:
         (6, "argument", 100, 30),
         (8, None, 2, None),
     ]
+
+
+def test_memory_of_a_result_is_of_the_instruction_that_makes_it() -> None:
+    """Other buffers of the same size may be in the same memory at other times."""
+    assignment = BufferAssignmentProto()
+    for number in (1, 2, 3):
+        assignment.logical_buffers.add(id=number, size=8).defined_at.instruction_id = 10 * number
+    result = assignment.buffer_allocations.add(index=0, size=8, maybe_live_out=True)
+    for number in (1, 2, 3):
+        result.assigned.add(logical_buffer_id=number)
+    for interface, instruction in (((20, 99), 20), ((), 30)):
+        assert buffers_of(assignment, interface)["instruction"].to_list() == [instruction]

@@ -103,7 +103,7 @@ _ALLOCATION = re.compile(
     r"(?:Host)?(?:Malloc|Alloc|Free)\w*|(?:Mem)?Host(?:Alloc|Register|Unregister)\w*|MemGetInfo\w*)"
 )
 _FIRST_USE = re.compile(
-    r"(?i)(?:cuda|cu|hip)(?:Module|Library|Kernel(?:Get|Set)|Func(?:Get|Set|Load)|Occupancy|Link|GetProcAddress|"
+    r"(?i)(?:cuda|cu|hip)(?:Module|Library|Kernel(?:GetFunction|Set)|Func(?:Get|Set|Load)|Occupancy|Link|GetProcAddress|"
     r"Init|DeviceGet|DevicePrimaryCtx|GetDeviceProperties)\w*"
 )
 _LAUNCH = re.compile(r"(?i)(?:cuda|cu|hip)(?:Ext)?(?:Launch|GraphLaunch|Memcpy|Memset|GraphUpload)\w*.*")

@@ -14,7 +14,7 @@ from thence.analysis.collectives.waits import NOT_CAUSED
 from thence.analysis.ranks.job_collectives import JobCollectives, job_collectives, summary_table
 from thence.analysis.ranks.lateness import Lateness, late_since, lateness, stage_causes, stages, step_keys
 from thence.analysis.ranks.nodes import NETWORK, NODE, UNKNOWN, by_node, nodes_column, slow_link_of
-from thence.analysis.ranks.process_groups import group_rows, slow_links
+from thence.analysis.ranks.process_groups import folded_groups, group_rows, slow_links
 from thence.analysis.ranks.reasons import Reasons, reasons_of
 from thence.analysis.steps.windows import left_out, without_end
 from thence.errors import MissingData
@@ -78,6 +78,7 @@ MEANINGS = {
 
 GROUPS = {
     "kind": "group",
+    "alike": "groups",
     "size": "ranks",
     "shown": "shown",
     "collectives": "collectives",
@@ -87,7 +88,7 @@ GROUPS = {
     "members": "members",
     "description": "description",
 }
-"""Columns of `Job.groups` that are shown, with their headings."""
+"""Columns of `shown_groups`, with their headings."""
 STAGES = {
     "stage": "stage",
     "rank": "rank",
@@ -270,16 +271,14 @@ class Job(Answer):
 
     def views(self) -> tuple[TableView | Lines, ...]:
         """The statement, the stragglers with their reasons, then ranks, groups and stages."""
-        ranks, groups = dict(_RANKS), dict(GROUPS)
+        ranks = dict(_RANKS)
         if not self.ranks["unknown_ns"].sum():
             del ranks["unknown_ns"]
         links = dict(LINKS)
         if (self.groups["link"] == UNKNOWN).all():
-            del groups["link"], links["link"]
-        if (self.groups["shown"] >= self.groups["size"]).fill_null(value=True).all():
-            del groups["shown"]
+            del links["link"]
         tables = (
-            (self.links, links), (self.ranks, ranks), not_caused(self), (self.groups, groups), (self.stages, STAGES),
+            (self.links, links), (self.ranks, ranks), not_caused(self), shown_groups(self), (self.stages, STAGES),
         )  # fmt: skip
         stragglers = zip(straggler_lines(self), self.reasons, strict=True)
         return (
@@ -337,6 +336,17 @@ def not_caused(job: Job) -> tuple[pl.DataFrame, dict[str, str]]:
     )
     headings = {"why": "waits that no rank caused", "per_step_ns": job.per, "share": f"of {job.unit}"}
     return rows, headings
+
+
+def shown_groups(job: Job) -> tuple[pl.DataFrame, dict[str, str]]:
+    """The groups, alike ones folded, and the headings of the columns that say something."""
+    rows = folded_groups(job.groups)
+    says_nothing = {
+        "alike": (rows["alike"] == 1).all(),
+        "link": (rows["link"] == UNKNOWN).all(),
+        "shown": (rows["shown"] >= rows["size"]).fill_null(value=True).all(),
+    }
+    return rows, {column: title for column, title in GROUPS.items() if not says_nothing.get(column)}
 
 
 def straggler_lines(job: Job) -> Iterator[tuple[dict[str, Any], str]]:

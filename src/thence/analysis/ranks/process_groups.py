@@ -107,6 +107,40 @@ def group_rows(collectives: JobCollectives, world: int) -> pl.DataFrame:
     ).sort("exposed_wait_ns", "group", descending=[True, False], nulls_last=True)  # fmt: skip
 
 
+_MOST_ALIKE = 4
+"""Groups that differ in their members and figures only, up to which each is a row of its own."""
+
+
+def folded_groups(groups: pl.DataFrame) -> pl.DataFrame:
+    """The groups as people read them: many that differ in their members and figures only are one row.
+
+    Args:
+        groups: as `group_rows` returns them.
+
+    Returns:
+        The columns of groups, and alike: how many groups the row is. Its figures are their sums, transfer_ns null if
+        that of one is unknown; its members are those of the group with the largest wait. The largest wait first.
+    """
+    key = ["kind", "size", "shown", "link", "description"]
+    many = pl.len().over(key) > _MOST_ALIKE
+    place = pl.when(many).then(0).otherwise(pl.int_range(1, pl.len() + 1))
+    figures = ("collectives", "exposed_ns", "exposed_wait_ns", "transfer_ns")
+    sums = [pl.when(pl.col(name).null_count() == 0).then(pl.col(name).sum()).alias(name) for name in figures]
+    others = [pl.col(name).first() for name in groups.columns if name not in (*key, *figures)]
+    return (
+        groups.with_columns(place=place)
+        .group_by(*key, "place", maintain_order=True)
+        .agg(*others, *sums, alike=pl.len())
+        .select(*groups.columns, "alike")
+        .with_columns(
+            members=pl.when(pl.col("alike") > 1)
+            .then(pl.format("most waits in {}", pl.col("members").fill_null("?")))
+            .otherwise("members")
+        )
+        .sort("exposed_wait_ns", "group", descending=[True, False], nulls_last=True)
+    )
+
+
 def slow_links(collectives: JobCollectives, steps: pl.DataFrame, keys: list[str], step_ns: float) -> pl.DataFrame:
     """Groups whose transfers take longer than those of similar groups.
 

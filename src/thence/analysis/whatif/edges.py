@@ -194,8 +194,9 @@ def add_collective_ends(builder: GraphBuilder, instances: Instances | None) -> I
 def add_launches(builder: GraphBuilder, latency: int, call: Int64, returned: Int64, queued: Mask) -> None:
     """Adds edges from launch calls to their activities, except those that began before the call.
 
-    The duration of a long call, such as the first use of a kernel, is included if the activity began after it. Where
-    the call waited for the queue, the edge is from its return.
+    The duration of a long call, such as the first use of a kernel, is included if the activity began after it. If the
+    call found an idle stream, and its first activity began before it returned, as for CUDA graphs, the call took the
+    time until then. Where the call waited for the queue, the edge is from its return.
 
     Args:
         builder: to which edges are added.
@@ -210,9 +211,26 @@ def add_launches(builder: GraphBuilder, latency: int, call: Int64, returned: Int
     row, late = launch[launched], queued[launched]
     begin, called, ended = gpu.start[launched], host.start[row], host.end[row]
     took = np.where((begin >= ended) & (ended - called > LONG_LAUNCH_NS), ended - called, 0)
+    took = np.where(_began_inside(builder.work)[launched] & (ended - called > LONG_LAUNCH_NS), begin - called, took)
     lag = np.minimum(begin - called, latency + took)
     lag = np.where(late, np.clip(begin - ended, 0, latency), lag)
     builder.add_edges(np.where(late, returned[row], call[row]), builder.start[launched], lag, "launch")
+
+
+def _began_inside(work: RecordedWork) -> Mask:
+    """Mask of the first activities of launches to idle streams that began before the call returned."""
+    gpu, host, launch = work.gpu, work.host, work.launch
+    order = np.lexsort((gpu.start, work.stream))
+    ended = np.full(len(launch), np.iinfo(np.int64).min)  # of the activity before on the stream
+    same = work.stream[order][1:] == work.stream[order][:-1]
+    ended[order[1:][same]] = gpu.end[order[:-1][same]]
+    result = np.zeros(len(launch), np.bool_)
+    launched = np.flatnonzero(launch != NO_ROW)
+    launched = launched[np.lexsort((gpu.start[launched], launch[launched]))]
+    first = launched[np.unique(launch[launched], return_index=True)[1]]
+    row = launch[first]
+    result[first] = (gpu.start[first] < host.end[row]) & (ended[first] <= host.start[row])
+    return result
 
 
 def add_blocked_calls(builder: GraphBuilder, call: Int64) -> tuple[Int64, Mask]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from thence.attribution.work.flop import FLOP
 from thence.attribution.work.operands import ELEMENT_TYPES, Tensor, flag_of, integers_of, tensor_at, tensors_of
 
 if TYPE_CHECKING:
@@ -235,6 +236,20 @@ def _attention(query: int, outputs: int) -> Traffic:
     return traffic
 
 
+def _convolution(name: str, transposed: int | None = None) -> Traffic:
+    """All inputs, and the output, whose positions are known from the FLOP; of no transposed convolution."""
+
+    def traffic(arguments: Arguments) -> int | None:
+        inputs, weight, flop = _all_inputs(arguments), tensor_at(arguments, 1), FLOP[name](arguments)
+        if inputs is None or weight is None or flop is None or not weight.elements or weight.element_bytes is None:
+            return None
+        if transposed is not None and flag_of(arguments[transposed]):
+            return None
+        return inputs + flop // (2 * weight.elements) * weight.shape[0] * weight.element_bytes
+
+    return traffic
+
+
 def _convolution_backward(arguments: Arguments) -> int | None:
     """The inputs, and the gradients of input and weight that the mask asks for."""
     inputs = _all_inputs(arguments)
@@ -388,6 +403,8 @@ TRAFFIC: dict[str, Traffic] = {
     "aten::split_with_sizes_copy": _split,
     "aten::_scaled_mm": _scaled_product,
     "aten::_cudnn_rnn": _recurrent,
+    **{f"aten::{name}": _convolution(f"aten::{name}", 6) for name in ("convolution", "_convolution")},
+    "aten::cudnn_convolution": _convolution("aten::cudnn_convolution"),
     "aten::convolution_backward": _convolution_backward,
     "aten::_scaled_dot_product_flash_attention": _attention(0, 1),
     "aten::_scaled_dot_product_efficient_attention": _attention(0, 1),

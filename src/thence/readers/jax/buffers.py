@@ -14,7 +14,7 @@ import polars as pl
 from thence.model.hlo import BUFFERS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from thence.readers.jax.protos.hlo_pb2 import (
         BufferAllocationProto,
@@ -32,8 +32,14 @@ _HOST_SPACE = 5
 _Row = tuple[int, str | None, int, int | None, str | None]
 
 
-def buffers_of(assignment: BufferAssignmentProto) -> pl.DataFrame:
-    """The buffers of a program on its device, in the columns of `BUFFERS`; none if a size is impossible."""
+def buffers_of(assignment: BufferAssignmentProto, interface: Collection[int] = ()) -> pl.DataFrame:
+    """The buffers of a program on its device, in the columns of `BUFFERS`; none if a size is impossible.
+
+    Args:
+        assignment: which buffers are in which allocation.
+        interface: ids of the instructions that are the program's parameters and make its results. An allocation for a
+            result is that of the instruction that makes it, also if others use the memory at other times.
+    """
     logical = {buffer.id: buffer for buffer in assignment.logical_buffers}
     size = {number: buffer.size for number, buffer in logical.items()}
     place = {held.logical_buffer_id: a.index for a in assignment.buffer_allocations for held in a.assigned}
@@ -48,13 +54,16 @@ def buffers_of(assignment: BufferAssignmentProto) -> pl.DataFrame:
         return pl.DataFrame(schema=BUFFERS)
     for allocation in assignment.buffer_allocations:
         if allocation.color != _HOST_SPACE:
-            rows += _buffers(allocation, logical, live.get(allocation.index, []))
+            rows += _buffers(allocation, logical, live.get(allocation.index, []), interface)
     frame = pl.DataFrame(rows, schema={**BUFFERS, "name": pl.String()}, orient="row")
     return frame.with_columns(pl.col("name").replace("", None))
 
 
 def _buffers(
-    allocation: BufferAllocationProto, logical: Mapping[int, LogicalBufferProto], live: Sequence[LogicalBufferProto]
+    allocation: BufferAllocationProto,
+    logical: Mapping[int, LogicalBufferProto],
+    live: Sequence[LogicalBufferProto],
+    interface: Collection[int],
 ) -> Iterator[_Row]:
     """The rows of one allocation, which add up to its size; ``live``: what a trace says is live in it."""
     if allocation.is_thread_local:  # inside of fusions: registers and shared memory
@@ -71,8 +80,9 @@ def _buffers(
     held = [
         logical[assigned.logical_buffer_id] for assigned in allocation.assigned if assigned.logical_buffer_id in logical
     ]
-    largest = max(held, key=lambda buffer: (buffer.size, buffer.id), default=None)
-    yield allocation.index, kind, allocation.size, *((None, None) if largest is None else _instruction(largest))
+    stated = kind in ("argument", "output") and [b for b in held if b.defined_at.instruction_id in interface]
+    owner = max(stated or held, key=lambda buffer: (buffer.size, buffer.id), default=None)
+    yield allocation.index, kind, allocation.size, *((None, None) if owner is None else _instruction(owner))
 
 
 def _kind(allocation: BufferAllocationProto) -> str:

@@ -212,7 +212,7 @@ def _decoded(module: HloModuleProto, assignment: BufferAssignmentProto) -> HloMo
         computations=_computations(body, placed),
         loops=pl.DataFrame(loops, schema=LOOPS, orient="row"),
         frames=frames.table(),
-        buffers=buffers_of(assignment),
+        buffers=buffers_of(assignment, _interface(body, entry)),
     )
 
 
@@ -223,6 +223,27 @@ def _entry(module: HloModuleProto) -> int:
         return module.entry_computation_id
     named = [c.id for c in computations if c.name == module.entry_computation_name]
     return named[0] if named else computations[-1].id
+
+
+_SAME_MEMORY = ("tuple", "get-tuple-element", "bitcast")
+"""Instructions whose results are in the memory of their operands."""
+
+
+def _interface(body: Body, entry: int) -> set[int]:
+    """Ids of the instructions that are parameters of the entry computation, and of those that make its results."""
+    computation, rows = next((both for both in body.computations if both[0].id == entry), (None, range(0)))
+    if computation is None:
+        return set()
+    row_of = {body.ids[row]: row for row in rows}
+    waiting, seen = [_full_id(computation.root_id, entry, row_of)], set()
+    while waiting:
+        number = waiting.pop()
+        if number in seen or number not in row_of:
+            continue
+        seen.add(number)
+        if body.opcodes[row_of[number]] in _SAME_MEMORY:
+            waiting += [_full_id(operand, entry, row_of) for operand in body.operands.of(row_of[number])]
+    return seen | {body.ids[row] for row in rows if body.opcodes[row] == "parameter"}
 
 
 def _placement(body: Body, entry: int) -> tuple[_Placed, list[_Loop]]:

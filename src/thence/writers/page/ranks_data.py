@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.ranks.answer import GROUPS, LINKS, STAGES, not_caused, reason_rows, straggler_lines
+from thence.analysis.ranks.answer import LINKS, STAGES, not_caused, reason_rows, shown_groups, straggler_lines
 from thence.analysis.ranks.timeline_rows import step_columns
 from thence.writers.page.report_tables import Field, frame_data
 from thence.writers.text.printable import printable
@@ -98,7 +98,7 @@ def rank_tables(job: Job) -> Iterator[tuple[str, str, dict[str, Any]]]:
     waits, of_waits = not_caused(job)
     for name, title, (frame, headings) in (
         ("waits-not-caused", "Waits that no rank caused", (waits, of_waits | {"why": "why"})),
-        ("groups", "Groups", (job.groups, GROUPS)),
+        ("groups", "Groups", shown_groups(job)),
         ("stages", "Pipeline stages", (job.stages, STAGES)),
         ("links", "Slow links", (job.links, LINKS)),
     ):

@@ -7,7 +7,9 @@ many. Nothing is cut: names and sentences were shortened when the findings were 
 from __future__ import annotations
 
 import re
+import textwrap
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -34,7 +36,11 @@ _MAX_INPUTS = 60
 _MARKDOWN = re.compile(r"([\\*_{}\[\]<>#|!~&])")
 
 
-def explanation_text(found: Explanation, form: str, most: int, schema: int) -> str:
+_COMMANDS = ("  evidence: ", "  next: ")
+"""Lines that hold a command, which is copied whole: a terminal folds them itself."""
+
+
+def explanation_text(found: Explanation, form: str, most: int, schema: int, width: int | None = None) -> str:
     """The explanation in a form, with a line feed at its end.
 
     Args:
@@ -42,17 +48,20 @@ def explanation_text(found: Explanation, form: str, most: int, schema: int) -> s
         form: of `FORMS`.
         most: characters, at least `LEAST_CHARS`.
         schema: of the JSON document.
+        width: of the terminal in characters, at which sentences of the form text are broken; None: they are not.
     """
     if len(found.inputs) > _MAX_INPUTS or not found.inputs.isprintable():
         found = replace(found, inputs="INPUT")
     if most < _WITH_ROWS:
         found = replace(found, findings=tuple(replace(entry, rows=()) for entry in found.findings))
-    write = {"text": _text, "markdown": _markdown, "json": _json(schema)}[form]
+    writers: dict[str, Callable[[Explanation, tuple[Finding | NotAnswered, ...]], str]]
+    writers = {"text": partial(_text, wide=width), "markdown": _markdown, "json": _json(schema)}
+    write = writers[form]
     kept = len(found.ordered)
     while len(text := write(found, found.ordered[:kept])) > most and kept:
         kept -= 1
-    for width in _WIDTHS if len(text) > most else ():
-        text = write(replace(found, width=width), ())
+    for longest in _WIDTHS if len(text) > most else ():
+        text = write(replace(found, width=longest), ())
         if len(text) <= most:
             break
     return text
@@ -64,8 +73,16 @@ def _left_out(found: Explanation, kept: tuple[Finding | NotAnswered, ...]) -> tu
     return len(found.findings) - findings, len(found.not_answered) - (len(kept) - findings)
 
 
-def _text(found: Explanation, kept: tuple[Finding | NotAnswered, ...]) -> str:
-    return "\n".join([*found.heading, *_lines(found, kept, lambda line: line), *_end(found, kept)]) + "\n"
+def _text(found: Explanation, kept: tuple[Finding | NotAnswered, ...], wide: int | None = None) -> str:
+    lines = [*found.heading, *_lines(found, kept, lambda line: line), *_end(found, kept)]
+    return "\n".join(lines if wide is None else [_broken(line, wide) for line in lines]) + "\n"
+
+
+def _broken(line: str, width: int) -> str:
+    """A line broken at a width between words; what follows is indented."""
+    if len(line) <= width or line.startswith(_COMMANDS):
+        return line
+    return textwrap.fill(line, max(width, 20), subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _lines(found: Explanation, kept: tuple[Finding | NotAnswered, ...], shown: Callable[[str], str]) -> list[str]:

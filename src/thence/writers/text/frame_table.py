@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -36,6 +37,11 @@ are shortened, before any figure is lost."""
 _MOST_LINES = 3
 """Most lines of a text that is wider than its column; longer texts are shortened."""
 
+_NUMBER = r"[-+<]?\d[\d,.]*"
+_FIGURES = re.compile(rf"{_NUMBER}(?: (?:{_NUMBER}|to|->|%|[num]?s|[kMGT]?B|\({_NUMBER} %\)))*")
+"""A text that is figures, such as a change or an interval."""
+_NO_FIGURES = ("", "-", "not known")
+
 _GAP = 2
 """Spaces between two columns of a table."""
 
@@ -56,17 +62,20 @@ def frame_table(
     cells = {column: cells_of(frame, column) for column in headings}
     needed = {column: max(map(len, [headings[column], *cells[column]])) for column in by_rank}
     numeric = {column for column in headings if frame.schema[column].is_numeric()}
+    figures = numeric | {column for column, texts in cells.items() if _are_figures(texts)}
     words = {
         column: max(len(word) for text in ("", headings[column], *texts) for word in text.split(" "))
         for column, texts in cells.items()
     }
-    widths = _widths(needed, numeric, words, width)
+    widths = _widths(needed, (numeric, figures), words, width)
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
     shown = [column for column in headings if column in widths]
     for column in shown:
         columns = widths[column]
         if column in numeric:
             table.add_column(escape(headings[column]), justify="right", no_wrap=True)
+        elif column in figures:
+            table.add_column(escape(headings[column]), no_wrap=True)
         else:
             table.add_column(escape(headings[column]), width=columns, overflow="fold")
             if columns < needed[column]:
@@ -78,28 +87,37 @@ def frame_table(
     return Group(table, Text(not_shown(hidden), "dim")) if hidden else table
 
 
-def _widths(needed: Mapping[str, int], numeric: set[str], words: Mapping[str, int], width: int) -> dict[str, int]:
+def _are_figures(texts: Sequence[str]) -> bool:
+    """Whether a column of texts holds figures, and nothing else but that there are none."""
+    given = [text for text in texts if text not in _NO_FIGURES]
+    return bool(given) and all(map(_FIGURES.fullmatch, given))
+
+
+def _widths(
+    needed: Mapping[str, int], kinds: tuple[set[str], set[str]], words: Mapping[str, int], width: int
+) -> dict[str, int]:
     """The columns that are shown, with the width of each.
 
-    Columns of numbers keep their full width or are left out. If the columns are too wide, the widest text
-    columns are made narrower; if that is not enough, the last columns are left out, those of numbers only when all
+    Columns of figures keep their full width or are left out. If the columns are too wide, the widest text
+    columns are made narrower; if that is not enough, the last columns are left out, those of figures only when all
     texts are as narrow as `_MIN_TEXT`.
 
     Args:
         needed: width of the longest value of each column, the most important column first.
-        numeric: columns of numbers.
+        kinds: columns of numbers; and of figures: numbers, and texts that are such.
         words: width of the longest word of each column, its heading included.
         width: width of the terminal.
     """
+    numeric, figures = kinds
     if sum(columns + _GAP for columns in needed.values()) <= width:
         return dict(needed)
-    wanted = {column: columns if column in numeric else min(columns, _TEXT_WIDTH) for column, columns in needed.items()}
+    wanted = {column: columns if column in figures else min(columns, _TEXT_WIDTH) for column, columns in needed.items()}
     while True:
-        long = {c: _LEAST_TEXT for c in wanted if c not in numeric and needed[c] > _SHORT_TEXT}
-        short = {c: max(_MIN_TEXT, words[c]) for c in wanted if c not in numeric and c not in long}
+        long = {c: _LEAST_TEXT for c in wanted if c not in figures and needed[c] > _SHORT_TEXT}
+        short = {c: max(_MIN_TEXT, words[c]) for c in wanted if c not in figures and c not in long}
         steps = [long]
         last = next(reversed(wanted))
-        if last in numeric or len(long) + len(short) == len(wanted):
+        if last in figures or numeric.isdisjoint(wanted):
             narrow = dict.fromkeys(long, _MIN_TEXT)
             steps += [narrow, narrow | short, dict.fromkeys((*long, *short), _MIN_TEXT)]
         widths = wanted
