@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -10,6 +11,7 @@ from faults import changed
 from helpers import DATA, FSDP, event, kernel, launch, opened
 from thence.analysis.soundness.check import check
 from thence.model.concat_tables import concat
+from thence.model.formats import THENCE_RECORDING
 from thence.model.tables import Tables
 from thence.readers.registry import read
 
@@ -78,6 +80,15 @@ def test_a_step_that_the_host_did_not_work_in_may_be_empty(tmp_path: Path) -> No
     assert (finding.code, finding.count) == ("empty_steps", 1)
     assert "1 of 4 steps" in finding.text
     assert "ProfilerStep#3" in finding.text
+
+
+def test_what_comes_after_the_last_iteration_of_a_recording_is_no_empty_step(tmp_path: Path) -> None:
+    """A recording counts what it loses, so a last step without a launch had no work."""
+    for idle, found in (((3,), []), ((1, 3), [1])):
+        events = [x for n in range(4) for x in step(n, 2000 * n, 20, launches=n not in idle)]
+        tables = opened(tmp_path, events).recorded
+        recorded = changed(tables, meta=replace(tables.meta, formats=(THENCE_RECORDING,)))
+        assert [f.count for f in check(recorded).findings if f.code == "empty_steps"] == found
 
 
 def test_thirty_of_thirty_two_steps(tmp_path: Path) -> None:

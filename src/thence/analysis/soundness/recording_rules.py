@@ -14,6 +14,7 @@ from thence.analysis.collectives.missing import ranks_of_job
 from thence.analysis.soundness.evidence import Evidence, Judgement
 from thence.analysis.soundness.findings import MISSING, MISSING_RANKS, OVERHEAD, WINDOWS, Finding, NotChecked
 from thence.analysis.soundness.launch_rules import only_captured
+from thence.model.formats import THENCE_RECORDING
 from thence.model.grouped_intervals import rows_by_number
 from thence.model.intervals import NO_ROW, gaps, shared_length, union
 from thence.units import format_ns
@@ -170,7 +171,11 @@ def missing_ranks_note(job: JobRanks) -> Judgement:
 
 
 def empty_steps(evidence: Evidence) -> Judgement:
-    """Judges profiler steps that launched no device work, although the host did as much as in other steps."""
+    """Judges profiler steps that launched no device work, although the host did as much as in other steps.
+
+    In recordings, which count what they lose, a rank's last step may be what comes after the last iteration: it counts
+    only if it launched something.
+    """
     judgement = Judgement()
     steps = evidence.steps
     if steps.is_empty():
@@ -178,6 +183,8 @@ def empty_steps(evidence: Evidence) -> Judgement:
         return judgement
     unknown: list[int] = []
     moments = _times_of_work(evidence), _times_of_host(evidence)
+    recorded = set(evidence.tables.meta.formats) == {THENCE_RECORDING}
+    launches = _by_rank(evidence.launches.table.select("rank", "start"))
     nothing = np.empty(0, np.int64)
     ordered = steps.sort("rank", "start")
     for rank, rows in rows_by_number(ordered["rank"].to_numpy()):
@@ -186,6 +193,7 @@ def empty_steps(evidence: Evidence) -> Judgement:
             continue
         part = ordered[rows]
         empty = _empty(part, *(times.get(rank, nothing) for times in moments))
+        empty[-1] &= not recorded or launches.get(rank, nothing).max(initial=0) >= part["start"][-1]
         if empty.any() and not empty.all():
             judgement.findings.append(_empty_steps_finding(evidence, rank, part, empty))
     if unknown:
