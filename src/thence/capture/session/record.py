@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from thence.capture.boundaries.log import BoundaryLog
 from thence.capture.cuda.clocks import ClockSamples
 from thence.capture.cuda.nvtx import collect_nvtx, leave_nvtx
+from thence.capture.cuda.process_memory import process_memory_samples
 from thence.capture.jax.programs import XlaPrograms
 from thence.capture.marks import (
     follow_boundaries,
@@ -112,6 +113,7 @@ class Recording:
         self._hooks: Hooks | None = None
         self._known: dict[str, Any] = {}
         self._clocks = ClockSamples()
+        self._process_memory = process_memory_samples()
         self._collects_nvtx = False
         self._ranks = RankRequests(self._agree, self._step_number)
         self._steps = StepTimes(self, self._plan())
@@ -275,7 +277,8 @@ class Recording:
         return open_trace(self.folder)
 
     def _facts(self) -> dict[str, Any]:
-        return {**self._known, "clocks": self._clocks.facts()}
+        sampled = {"clocks": self._clocks.facts(), "process_memory": self._process_memory.facts()}
+        return {**self._known, **sampled}
 
     def _rows(self, names: Names) -> dict[str, dict[str, Any]]:
         """Rows of marks, collectives, boundaries and places, for the recorder to write with its own.
@@ -363,6 +366,8 @@ class Recording:
     def _look(self) -> None:
         self._endings.end_if_signalled()
         self._clocks.look()
+        if self._options.memory:
+            self._process_memory.look()
         self._steps.resume_if_overdue()
         if self._options.sampling is not None:
             self._triggers.look()

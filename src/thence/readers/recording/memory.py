@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from thence.readers.recording.folder import Folder
     from thence.units import Ns
 
+_SAMPLE = {"start": pl.Int64(), "used": pl.Int64()}
 _SOON_NS = 1_000_000
 """Between an allocation and the launch that it was made for: a few us in programs that were recorded."""
 
@@ -55,13 +56,43 @@ def with_memory(tables: Tables, folder: Folder, zero_ns: Ns, rank: int) -> Table
     tables = dataclasses.replace(
         tables,
         memory=with_threads(memory, tables),
-        memory_totals=found.memory_totals.with_columns(of_rank, *time),
+        memory_totals=with_outside(found.memory_totals.with_columns(of_rank, *time), folder, zero_ns),
         memory_failures=failures,
     )
     notes = (*tables.meta.notes, *found.meta.notes)
     losses = (*tables.meta.losses, *found.meta.losses)
     tables = dataclasses.replace(tables, meta=dataclasses.replace(tables.meta, notes=notes, losses=losses))
     return tables.with_warnings(found.meta.warnings)
+
+
+def with_outside(totals: pl.DataFrame, folder: Folder, zero_ns: Ns) -> pl.DataFrame:
+    """Rows of `thence.model.tables.MEMORY_TOTALS` with what the process held of each device beside reserved.
+
+    Args:
+        totals: of one process, sorted by device and time.
+        folder: of the process, whose description has samples of what the driver counted as the process's.
+        zero_ns: Unix time at which the trace's clock reads 0.
+    """
+    samples = [
+        pl.DataFrame({"start": taken.times_ns[:known], "used": taken.bytes[:known]}, schema=_SAMPLE).select(
+            pl.lit(taken.device, pl.Int32()).alias("device"), pl.col("start") - zero_ns, "used"
+        )
+        for taken in folder.description.process_memory
+        if (known := min(len(taken.times_ns), len(taken.bytes)))
+    ]
+    if not samples:
+        return totals
+    near = {"on": "start", "by": "device", "check_sortedness": False}  # Polars cannot see the order in groups
+    held = pl.concat(samples).sort("start")
+    readings = totals.select("device", "start", "reserved").drop_nulls().sort("start", maintain_order=True)
+    held = held.join_asof(readings, strategy="backward", **near)
+    # A segment that was handed out between the two figures would make it negative.
+    beside = held.select("device", "start", outside=pl.col("used") - pl.col("reserved")).filter(pl.col("outside") >= 0)
+    rows = totals.select("device", "start").with_row_index("row").drop_nulls().sort("start")
+    found = rows.join_asof(beside, strategy="nearest", **near)
+    return totals.drop("outside").with_row_index("row").join(
+        found.select("row", "outside"), on="row", how="left", maintain_order="left"
+    ).drop("row").select(totals.columns)
 
 
 def with_threads(memory: pl.DataFrame, tables: Tables) -> pl.DataFrame:
