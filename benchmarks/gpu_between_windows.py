@@ -241,7 +241,9 @@ def say_windows(found: dict[str, Any]) -> None:
     by_distance = [[block[i] for block in recorded for i in range(k, len(block), EVERY)] for k in range(EVERY)]
     excess = [statistics.mean(rows) - plain for rows in by_distance]
     middle = statistics.median([time for block in none for time in block])
-    print(f"  none {plain:.3f} ms a step (median {middle:.3f}); a window each {EVERY}: {interval(losses)} %, {len(losses)} pairs")
+    print(
+        f"  none {plain:.3f} ms a step (median {middle:.3f}); a window each {EVERY}: {interval(losses)} %, {len(losses)} pairs"
+    )
     print("  ms above none by the steps after the window's first:", [round(x, 2) for x in excess[:_NEAR]])
     medians = [statistics.median(rows) - middle for rows in by_distance]
     print("  the same of medians:", [round(x, 3) for x in medians[:_NEAR]])

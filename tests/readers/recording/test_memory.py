@@ -10,8 +10,9 @@ import polars as pl
 
 from thence.model.formats import DESCRIPTION, MEMORY_FILE
 from thence.model.tables import GPU, HOST, MEMORY, MEMORY_TOTALS, Tables
+from thence.readers.allocations import with_threads
 from thence.readers.recording.folder import Folder
-from thence.readers.recording.memory import with_memory, with_outside, with_threads
+from thence.readers.recording.memory import with_memory, with_outside
 from torch_allocator import Allocator, snapshot
 
 if TYPE_CHECKING:
@@ -62,11 +63,7 @@ def test_what_the_process_held_beside_the_allocator_is_that_of_the_nearest_sampl
         {"device": 1, "times_ns": [zero + 20, zero + 30], "bytes": [90, 210]},
     ]
     (tmp_path / DESCRIPTION).write_text(json.dumps({"process_memory": taken}))
-    rows = {
-        "device": [0, 0, 0, 1, 1, 2],
-        "start": [10, 30, 50, 15, 40, 10],
-        "reserved": [100, 100, 700, 200, 200, 5],
-    }
+    rows = {"device": [0, 0, 0, 1, 1, 2], "start": [10, 30, 50, 15, 40, 10], "reserved": [100, 100, 700, 200, 200, 5]}
     totals = MEMORY_TOTALS.frame({**rows, "rank": [3] * 6, "allocator": ["torch"] * 6, "allocated": [1] * 6})
     found = with_outside(totals, Folder(tmp_path), zero)
     assert found.drop("outside").equals(totals.drop("outside"))
