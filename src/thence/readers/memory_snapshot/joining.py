@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from thence.readers.runs import Read
     from thence.units import Ns
 
+_SAME_NS = 100_000
+"""Between an event of torch.profiler about an allocation and that of the history, whose clock has microseconds."""
+
 
 def joined(tables: Tables, snapshot: Tables, zero_ns: Ns, rank: int) -> Tables:
     """The tables of one process, with the memory of its snapshot.
@@ -34,16 +37,38 @@ def joined(tables: Tables, snapshot: Tables, zero_ns: Ns, rank: int) -> Tables:
     shift = (snapshot.meta.epoch_ns or zero_ns) - zero_ns
     time = [pl.col("start") + shift]
     of_rank = pl.lit(rank, pl.Int32()).alias("rank")
-    memory = snapshot.memory.with_columns(of_rank, *time, pl.col("end") + shift)
+    memory = with_threads(snapshot.memory.with_columns(of_rank, *time, pl.col("end") + shift), tables)
     notes = (*tables.meta.notes, *snapshot.meta.notes)
     losses = (*tables.meta.losses, *snapshot.meta.losses)
     return dataclasses.replace(
         tables,
-        memory=with_threads(memory, tables),
+        memory=_as_noted(memory, tables.memory),
         memory_totals=snapshot.memory_totals.with_columns(of_rank, *time),
         memory_failures=snapshot.memory_failures.with_columns(of_rank, *time),
         meta=dataclasses.replace(tables.meta, notes=notes, losses=losses),
     ).with_warnings(snapshot.meta.warnings)
+
+
+def _as_noted(memory: pl.DataFrame, noted: pl.DataFrame) -> pl.DataFrame:
+    """Allocations with process, thread and time of the events of the trace about them, where it has such events."""
+    if noted.is_empty():
+        return memory
+    calls = noted.select("device", "address", "start", "process", "thread", launch="start").drop_nulls().sort("start")
+    asked = memory.select("device", "address", "start").with_row_index("row").drop_nulls().sort("start")
+    found = asked.join_asof(
+        calls,
+        on="start",
+        by=["device", "address"],
+        strategy="nearest",
+        tolerance=_SAME_NS,
+        check_sortedness=False,  # both are sorted above; Polars cannot see it in groups
+    )
+    columns = ("process", "thread", "launch")
+    rows = memory.with_row_index("row").join(
+        found.select("row", *columns), on="row", how="left", suffix="_noted", maintain_order="left"
+    )
+    known = (pl.coalesce(f"{name}_noted", name).alias(name) for name in columns)
+    return rows.with_columns(known).select(memory.columns)
 
 
 def with_snapshots(parts: Sequence[Read]) -> list[Read]:
