@@ -244,3 +244,35 @@ def test_places_that_a_thread_noted_in_a_part_that_was_deleted_still_hold(tmp_pa
     assert len(phases) >= 4
     assert {(name[0], phase) for name, phase in phases} == {("f", None), ("b", "backward")}
     assert trace.meta.warnings == () or all("stays attached" in text for text in trace.meta.warnings)
+
+
+def test_the_end_of_a_window_does_not_wait_for_parts_that_are_due(tmp_path: Path) -> None:
+    """The thread that writes has parts to write when a window ends, which takes it 0.3 s each time."""
+    body = """
+        from thence.capture.recorder import recorder as module
+        module._LOOK_SECONDS = 5.0
+        sampling = thence.Sampling(every=10, budget=0, slow_steps=False)
+        recording = thence.record(OUT, thence.RecordOptions(sampling=sampling))
+        recording.start()
+        recorder = recording._recorder
+        save, flush, pause, took = recorder._save, recorder._flush, recorder.pause, []
+        recorder._save = lambda: (save(), time.sleep(0.3))
+        recorder._flush = lambda **how: (time.sleep(0.1), flush(**how))
+        def timed():
+            begin = time.monotonic()
+            recorder._due = begin - 1
+            recorder._buffers.filled.put(None)
+            pause()
+            took.append(time.monotonic() - begin)
+        recorder.pause = timed
+        while recorder.sampling is None:
+            time.sleep(0.01)
+        for step in range(20):
+            launch("k")
+            recording.step()
+        print(took)
+        recording.stop()
+    """
+    took = json.loads(program(body, tmp_path).stdout)
+    assert len(took) == 2
+    assert max(took) < 1.5  # 0.1 s each; 2 s more where the thread sleeps until the next parts are due
