@@ -6,9 +6,9 @@
 Programs, each in a process of its own: training steps of a GPT recorded from before the model is made (whole), after
 it (eager), without stacks (plain), with every block in a checkpoint (checkpoints), compiled (compiled), captured in a
 CUDA graph and replayed (captured); a leak of a known line and size (leak); an allocation that fails (oom);
-fragmentation of known sizes (fragments); FSDP2 on two GPUs, or on one (fsdp); many small steps with a large memory history
-(large); a training step of JAX (jax); three programs without and with one module in a checkpoint (recompute_gpt,
-recompute_mlp, recompute_conv).
+fragmentation of known sizes (fragments); FSDP2 on two GPUs, or on one (fsdp); many small steps with a large memory
+history (large); a training step of JAX (jax); three programs without and with one module in a checkpoint
+(recompute_gpt, recompute_mlp, recompute_conv).
 
 ``record`` writes into OUT for each program a trace of torch.profiler with memory events (``.json.gz``) or an xplane,
 PyTorch's memory snapshot (``.pickle.gz``), and what PyTorch or XLA itself says (``.truth.json``). ``check`` compares

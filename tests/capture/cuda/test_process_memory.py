@@ -80,7 +80,8 @@ def test_memory_is_that_of_this_process_as_the_driver_counts_it(moment: list[flo
     assert (of_device["device"], of_device["bytes"]) == (1, [5 << 30, 6 << 30])
 
 
-def test_a_driver_without_the_function_has_no_memory_of_processes(moment: list[float]) -> None:
+@pytest.mark.usefixtures("moment")
+def test_a_driver_without_the_function_has_no_memory_of_processes() -> None:
     class Older(FakeNvml):
         nvmlDeviceGetComputeRunningProcesses_v3 = property()  # noqa: N815
 

@@ -59,6 +59,24 @@ def test_windows_are_further_apart_where_they_would_cost_more_than_the_budget() 
         assert plan.facts()["window_cost_ns"] == 6 * MS
 
 
+def test_the_cost_of_a_window_has_the_time_of_the_recorder_itself() -> None:
+    """It takes 0.002 ms of each step of 1 ms, and 4 ms after each window."""
+    spent = [0]
+    plan = SampledSteps(Sampling(every=50, steps=1, budget=0.01), lambda: True, own=lambda: spent[0])
+    began, previous = 0, False
+    for number in range(60_000):
+        records = plan.records(number)
+        spent[0] += 2000
+        if records and not previous:
+            began = number
+            spent[0] += 4 * MS
+        previous = records
+        plan.lasted(number, MS, recorded=records, counted=plan.compares(number) and number - began not in (0, 2))
+    # Windows take 4 ms, steps 0.2 % of their time: 0.8 % are left for windows.
+    assert plan.interval == pytest.approx(4 / 0.008, rel=0.02)
+    assert plan.facts()["cost_share"] == pytest.approx(0.01, rel=0.02)
+
+
 def test_a_slow_step_is_followed_by_a_window_and_the_limit_is_stated() -> None:
     plan = SampledSteps(Sampling(every=1000, budget=0), lambda: True)
     jitter = {number: MS + (number % 5) * 1000 for number in range(400)}

@@ -340,7 +340,10 @@ def test_what_torch_2_14_adds_changes_no_bytes(tmp_path: Path) -> None:
     annotated = [
         with_annotation
         for event in trace
-        for with_annotation in (event, {**event, "action": "annotate", "size": 0, "user_metadata": "saved for backward"})
+        for with_annotation in (
+            event,
+            {**event, "action": "annotate", "size": 0, "user_metadata": "saved for backward"},
+        )
     ]
     pinned = {"address": 0x7E0000000000, "total_size": 4096, "allocated_size": 4096, "active_size": 4096}
     host = {"host_segments": [pinned], "host_traces": [{**trace[0], "addr": 0x7E0000000000}]}

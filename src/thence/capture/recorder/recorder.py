@@ -100,6 +100,7 @@ class Recorder:
         counts: whether launches are counted instead of recorded.
         samples: samples of threads while they launch nothing; None if they are not taken.
         attached: whether CUPTI is attached to the process.
+        cpu_ns: CPU time of the thread that reads and writes.
         sampling: entry of the description: see `thence.capture.session.step_plans.SampledSteps.facts`.
         plain_steps: entry of the description, see `thence.readers.recording.folder.Description`.
     """
@@ -141,6 +142,7 @@ class Recorder:
         self._paused = True
         self._pausing = False
         self.attached = False
+        self.cpu_ns = 0
         self._using_cupti = threading.Lock()
         self._detachments = 0
         self._launching: set[int] = set()  # threads that launched or waited
@@ -489,6 +491,7 @@ class Recorder:
                 self._save()  # states the time to the next round: so much may be lost
                 self._due = now + self._flush_seconds
                 self._round_seconds = max(self._round_seconds, time.monotonic() - now)
+            self.cpu_ns = time.thread_time_ns()
         self._read_all()
         self._save()
         self._describe(finished=True)

@@ -198,11 +198,15 @@ class Recording:
         plan = self._steps.plan
         return plan.number if isinstance(plan, SampledSteps) else 0
 
+    def _own_ns(self) -> int:
+        """CPU time that the recorder has taken besides recording: of its thread, and at steps that are not recorded."""
+        return self._steps.own_ns + (0 if self._recorder is None else self._recorder.cpu_ns)
+
     def _plan(self) -> StepPlan:
         if self._schedule is not None:
             return ScheduledSteps(self._schedule)
         if self._options.sampling is not None:
-            return SampledSteps(self._options.sampling, _is_alone, self._ranks.ask)
+            return SampledSteps(self._options.sampling, _is_alone, self._ranks.ask, self._own_ns)
         return AllButWindows() if self._options.baseline else ScheduledSteps(None)
 
     def step(self) -> None:

@@ -154,12 +154,14 @@ class SampledSteps:
 
     A window has one step more than the sampling states, because CUPTI is attached at the beginning of its first step.
     What a window costs is measured: by how much its steps, and the first one after it, are longer than as many plain
-    ones. Where the process is alone, windows are as far apart as keeps that within the budget.
+    ones, and the CPU time that the recorder itself took since the window before: the program may have waited for it.
+    Where the process is alone, windows are as far apart as keeps that within the budget.
 
     Args:
         sampling: the options.
         alone: returns whether the process is the only one of its job: others would have to record the same steps.
         share: takes the reason why a window is wanted, and returns whether all ranks will agree on its step.
+        own: returns the CPU time in ns that the recorder has taken so far, but for what makes steps of windows longer.
 
     Attributes:
         interval: steps from the beginning of a window to that of the next one.
@@ -172,11 +174,17 @@ class SampledSteps:
     length = 0
 
     def __init__(
-        self, sampling: Sampling, alone: Callable[[], bool], share: Callable[[str], bool] = lambda _why: False
+        self,
+        sampling: Sampling,
+        alone: Callable[[], bool],
+        share: Callable[[str], bool] = lambda _why: False,
+        own: Callable[[], int] = lambda: 0,
     ) -> None:
         self._sampling = sampling
         self._alone = alone
         self._share = share
+        self._own = own
+        self._own_before = 0
         self._steps = 1 + sampling.steps
         self.interval = sampling.every
         self.windows = 0
@@ -255,11 +263,13 @@ class SampledSteps:
     def _window_lasted(self, durations: list[int]) -> None:
         """A window has ended; the last duration is of the first step after it."""
         self._of_window = []
+        own = self._own()
+        spent, self._own_before = own - self._own_before, own
         # The first window also has the start of the program.
         if len(durations) != self._steps + 1 or len(self._plain) < PLAIN_STEPS or self.windows < 2:
             return
         plain = statistics.median(self._plain)
-        self._costs.append(max(0, sum(durations) - round(plain * len(durations))))
+        self._costs.append(max(0, sum(durations) - round(plain * len(durations))) + spent)
         if self._alone() and self._sampling.budget > 0 and plain > 0:
             needed = math.ceil(statistics.median(self._costs) / (self._sampling.budget * plain))
             self.interval = min(max(self._sampling.every, needed), _MAX_INTERVAL)
@@ -281,7 +291,8 @@ class SampledSteps:
 
     def again(self) -> StepPlan:
         """See `StepPlan`."""
-        plan = SampledSteps(self._sampling, self._alone, self._share)
+        plan = SampledSteps(self._sampling, self._alone, self._share, self._own)
+        plan._own_before = self._own_before
         plan.windows, plan.requests, plan._requested = self.windows, self.requests, self._requested
         plan._asked, plan._agreed, plan._ask_after = self._asked, self._agreed, self._ask_after
         return plan

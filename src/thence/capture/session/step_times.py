@@ -88,6 +88,7 @@ class StepTimes:
         plan: which steps are recorded.
         trouble: why no window was left unrecorded, or not all; None for no reason.
         since: Unix ns: when the steps began that are of the kind of the last ones; those before do not count.
+        own_ns: time that was spent here at steps that were not recorded and are compared with nothing.
     """
 
     def __init__(self, switch: Switch, plan: StepPlan) -> None:
@@ -110,6 +111,8 @@ class StepTimes:
         self._rows_lock = threading.Lock()
         self.trouble: str | None = None
         self.since = 0
+        self._far = False
+        self.own_ns = 0
 
     def begins(self, frame: FrameType | None, number: int | None = None, kind: str = "step") -> bool:
         """Handle that a step begins on the calling thread, and the one before it ends.
@@ -123,12 +126,16 @@ class StepTimes:
         Returns:
             whether it is recorded.
         """
+        entered = monotonic_ns()
         with self._lock:
             self._busy = True
             try:
-                return self._begins(frame, number, kind)
+                recorded = self._begins(frame, number, kind)
             finally:
                 self._busy = False
+        if self._far:
+            self.own_ns += monotonic_ns() - entered
+        return recorded
 
     def _begins(self, frame: FrameType | None, number: int | None, kind: str) -> bool:
         thread = threading.get_ident()
@@ -137,7 +144,8 @@ class StepTimes:
         self._thread = thread
         number = self._number + 1 if number is None else number
         before = self._border
-        if before is not None and self._is_far(number, kind, before):
+        self._far = before is not None and self._is_far(number, kind, before)
+        if before is not None and self._far:
             return self._begins_far(number, frame, before)
         capturing = _captures()
         border = self._border_of(number, capturing=capturing)
@@ -169,6 +177,7 @@ class StepTimes:
             self._rows.append((self._number, before.time, duration, False, False))
         self._number, self._border = number, border
         if self.plan.records(number) and not _captures():  # it was asked for
+            self._far = False
             self._turn(number, frame, on=True)
         return self._recording
 
