@@ -102,7 +102,8 @@ def _is_same_process(part: Read, snapshot: Read) -> bool:
         return False
     called = trace.gpu["start"] if trace.host.is_empty() else trace.host["start"]
     last = memory.memory_totals["start"].max()
-    return begin + last >= zero + called.min() and begin <= zero + called.max()  # type: ignore[operator]
+    overlaps = begin + last >= zero + called.min() and begin <= zero + called.max()  # type: ignore[operator]
+    return bool(overlaps)
 
 
 def _with_snapshot(trace: Tables, snapshot: Tables) -> Tables:

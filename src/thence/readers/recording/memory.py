@@ -64,14 +64,14 @@ def with_outside(totals: pl.DataFrame, folder: Folder, zero_ns: Ns) -> pl.DataFr
     ]
     if not samples:
         return totals
-    near = {"on": "start", "by": "device", "check_sortedness": False}  # Polars cannot see the order in groups
     held = pl.concat(samples).sort("start")
     readings = totals.select("device", "start", "reserved").drop_nulls().sort("start", maintain_order=True)
-    held = held.join_asof(readings, strategy="backward", **near)
+    # What is joined is sorted; Polars cannot see it in groups.
+    held = held.join_asof(readings, on="start", by="device", strategy="backward", check_sortedness=False)
     # A segment that was handed out between the two figures would make it negative.
     beside = held.select("device", "start", outside=pl.col("used") - pl.col("reserved")).filter(pl.col("outside") >= 0)
     rows = totals.select("device", "start").with_row_index("row").drop_nulls().sort("start")
-    found = rows.join_asof(beside, strategy="nearest", **near)
+    found = rows.join_asof(beside, on="start", by="device", strategy="nearest", check_sortedness=False)
     return (
         totals.drop("outside")
         .with_row_index("row")
