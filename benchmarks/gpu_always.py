@@ -10,8 +10,8 @@ between    blocks of four steps between two windows, in pairs: with the recorder
            with that thread held at its gate and no calls. What the thread does in a second then happens in half of it
 windows    a window every 25 steps: by how much its steps, and the seven after it, are longer than the others, beside
            what the recording itself measures; what of it attaches and detaches CUPTI; memory of the process
-residue    two processes in turn that launch a kernel 500 times, before and after one of them was recorded and CUPTI
-           was detached: the change of the ratio of their times is what CUPTI leaves behind
+residue    six processes in turn that launch a kernel 500 times, before and after three of them were recorded and CUPTI
+           was detached: by how much their times change more than those of the others is what CUPTI leaves behind
 estimates  few steps of many, then 100 in full, into OUT: whether windows tell what the whole is like
 """
 
@@ -42,7 +42,7 @@ PARTS = {"between": 1.0, "windows": 0.27, "residue": 0.3, "estimates": 0.1}
 BLOCK_STEPS = 4
 EVERY, NEAR = 25, 10
 """Steps from one window to the next, and those of them that belong to the window or follow it."""
-LAUNCHES = 500
+LAUNCHES, PROCESSES = 500, 6
 _FAR = 10_000_000
 _T95 = 1.97
 
@@ -215,28 +215,31 @@ def serve(out: Path) -> None:
 
 
 def residue(_name: str, out: Path, seconds: float) -> None:
-    """Blocks of two processes in turn, before and after one of them was recorded."""
+    """Blocks of processes in turn, before and after half of them were recorded; all on one core, which they share."""
+    core = max(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {core})
     command = [sys.executable, __file__, str(out), "--part", "serve"]
-    children = [subprocess.Popen(command, stdin=-1, stdout=-1, text=True) for _ in range(2)]
-    logs: dict[str, list[float]] = {"before": [], "after": []}
+    children = [subprocess.Popen(command, stdin=-1, stdout=-1, text=True) for _ in range(PROCESSES)]
+    logs: dict[str, list[list[float]]] = {"before": [], "after": []}
     for child in children:
         asked(child, "block")
-    for when, found in logs.items():
-        if when == "after":
-            asked(children[0], "record")
-        began = time.monotonic()
+    for when, rounds in logs.items():
+        for child in children[1::2] if when == "after" else ():
+            asked(child, "record")
+        began, order = time.monotonic(), list(range(PROCESSES))
         while time.monotonic() - began < seconds / 2:
-            order = (0, 1) if len(found) % 2 else (1, 0)
+            random.Random(len(rounds)).shuffle(order)
             took = {which: min(asked(children[which], "block")) for which in order}
-            found.append(100 * math.log(took[0] / took[1]))
+            middle = statistics.mean(math.log(took[which]) for which in order)
+            rounds.append([100 * (math.log(took[which]) - middle) for which in range(PROCESSES)])
     for child in children:
         child.communicate(timeout=20)
-    change = statistics.mean(logs["after"]) - statistics.mean(logs["before"])
-    half = _T95 * math.sqrt(sum(statistics.variance(rows) / len(rows) for rows in logs.values()))
+    usual = {when: [statistics.median(column) for column in zip(*rounds, strict=True)] for when, rounds in logs.items()}
+    change = [after - before for before, after in zip(usual["before"], usual["after"], strict=True)]
     print(
-        f"  {change:+.2f} % ({change - half:+.2f} to {change + half:+.2f}), of medians "
-        f"{statistics.median(logs['after']) - statistics.median(logs['before']):+.2f} %, "
-        f"{len(logs['before'])} and {len(logs['after'])} pairs"
+        f"  change in %, recorded {rounded(change[1::2])}, others {rounded(change[::2])}: "
+        f"{statistics.mean(change[1::2]) - statistics.mean(change[::2]):+.2f}; "
+        f"{len(logs['before'])} and {len(logs['after'])} rounds"
     )
 
 

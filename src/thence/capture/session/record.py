@@ -213,6 +213,8 @@ class Recording:
         """Notes that one step of the program has ended and the next one begins."""
         if self._recorder is not None and self._recorder.alive:
             self._announced += 1
+            if self._steps.passes(self._announced, ANNOUNCED):
+                return
             recorded = self._begin_step()
             if self._hooks is not None:
                 self._hooks.step(recorded=recorded)
@@ -365,7 +367,7 @@ class Recording:
         """A step begins that hooks detected; returns whether it is recorded."""
         if self._schedule is not None:
             return True  # its steps are those that the program announces
-        return self._steps.begins(frame, kind=kind)
+        return not self._steps.passes(kind=kind) and self._steps.begins(frame, kind=kind)
 
     def _look(self) -> None:
         self._endings.end_if_signalled()

@@ -84,6 +84,12 @@ class StepPlan(Protocol):
     def compares(self, number: int) -> bool:
         """Whether the duration of a step is compared with others."""
 
+    def passes(self, number: int, duration: int) -> bool:
+        """Whether neither a step nor the one before it, which lasted ``duration`` ns, is recorded or compared.
+
+        If so, both calls of `records` and `lasted` for them are made up for.
+        """
+
     def lasted(self, number: int, duration: int, *, recorded: bool, counted: bool) -> None:
         """A step has ended; ``duration`` in ns."""
 
@@ -107,6 +113,10 @@ class ScheduledSteps:
     def compares(self, number: int) -> bool:  # noqa: ARG002 - of the protocol
         """See `StepPlan`."""
         return self._schedule is not None
+
+    def passes(self, number: int, duration: int) -> bool:  # noqa: ARG002 - of the protocol
+        """See `StepPlan`."""
+        return False
 
     def lasted(self, number: int, duration: int, *, recorded: bool, counted: bool) -> None:
         """See `StepPlan`."""
@@ -140,6 +150,10 @@ class AllButWindows:
         """See `StepPlan`."""
         (start, length), (earlier, count) = self._window, self._previous
         return start - length <= number < start + length or earlier <= number < earlier + 2 * count
+
+    def passes(self, number: int, duration: int) -> bool:  # noqa: ARG002 - of the protocol
+        """See `StepPlan`."""
+        return False
 
     def lasted(self, number: int, duration: int, *, recorded: bool, counted: bool) -> None:
         """See `StepPlan`."""
@@ -234,6 +248,20 @@ class SampledSteps:
         """See `StepPlan`."""
         after = number - self._begin
         return 0 <= after <= self._steps + _COMPARED or number >= self._next - _COMPARED
+
+    def passes(self, number: int, duration: int) -> bool:
+        """See `StepPlan`."""
+        if self._asked is not None or self._agreed is not None or self._of_window:
+            return False
+        if not self._begin + self._steps + _COMPARED + 1 < number < self._next - _COMPARED:
+            return False
+        if self._sampling.slow_steps:
+            if self._judged <= 0 or duration > self._limit:
+                return False
+            self._judged -= 1
+            self._latest.append(duration)
+        self.number = number
+        return True
 
     def request(self, why: str) -> None:
         """Record a window and keep it: from the next step on, or from one on which all ranks agree.
