@@ -6,9 +6,9 @@
 Programs, each in a process of its own: training steps of a GPT recorded from before the model is made (whole), after
 it (eager), without stacks (plain), with every block in a checkpoint (checkpoints), compiled (compiled), captured in a
 CUDA graph and replayed (captured); a leak of a known line and size (leak); an allocation that fails (oom);
-fragmentation of known sizes (fragments); FSDP2 on two GPUs (fsdp); many small steps with a large memory history
-(large); a training step of JAX (jax); three programs without and with one module in a checkpoint (recompute_gpt,
-recompute_mlp, recompute_conv).
+fragmentation of known sizes (fragments); FSDP2 on two GPUs, or on one (fsdp); many small steps with a large memory
+history (large); a training step of JAX (jax); three programs without and with one module in a checkpoint
+(recompute_gpt, recompute_mlp, recompute_conv).
 
 ``record`` writes into OUT for each program a trace of torch.profiler with memory events (``.json.gz``) or an xplane,
 PyTorch's memory snapshot (``.pickle.gz``), and what PyTorch or XLA itself says (``.truth.json``). ``check`` compares
@@ -364,19 +364,19 @@ def large(out: Path) -> None:
 
 
 def fsdp(out: Path) -> None:
-    """FSDP2 on two GPUs."""
+    """FSDP2 on two GPUs, or on one."""
     import torch
 
-    if torch.cuda.device_count() > 1:
-        torch.multiprocessing.spawn(fsdp_rank, (str(out),), nprocs=2)
+    ranks = min(2, torch.cuda.device_count())
+    torch.multiprocessing.spawn(fsdp_rank, (str(out), ranks), nprocs=ranks)
 
 
-def fsdp_rank(rank: int, out: str) -> None:
-    """One of the two processes; rank 1 holds one tensor more."""
+def fsdp_rank(rank: int, out: str, ranks: int) -> None:
+    """One of the processes; rank 1 holds one tensor more."""
     import torch
     from torch.distributed.fsdp import fully_shard
 
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29577", "RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29577", "RANK": str(rank), "WORLD_SIZE": str(ranks)}
     torch.cuda.set_device(rank)
     torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", rank))
     step = Training()

@@ -22,7 +22,7 @@ from typing import Any
 
 from command_line import documented_parser
 
-BLOCKS, STEPS = 80, 10
+BLOCKS, STEPS = 300, 5
 WARM_UP = 20
 PROGRAMS = ("cost", "recorded", "own")
 TIMEOUT_S = 200

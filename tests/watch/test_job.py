@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import urllib.error
@@ -206,6 +207,33 @@ def test_the_port_serves_metrics_and_nothing_else(job: Path) -> None:
     finally:
         serving.shutdown()
         serving.server_close()
+
+
+def test_whoever_knows_the_token_may_ask_for_a_window(tmp_path: Path) -> None:
+    asked = tmp_path / "record-now"
+    for token, given, answer in (
+        ("secret", "Bearer secret", 202),
+        ("secret", "Bearer secre", 403),
+        ("secret", None, 403),
+        ("s\u00e9cret", "Bearer s\u00e9cret", 403),  # headers are not UTF-8
+        (None, "Bearer ", 403),
+        (None, "Bearer None", 403),
+    ):
+        serving = server(Metrics(tmp_path), 0, token)
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", serving.server_port, timeout=10)
+            headers = {} if given is None else {"Authorization": given}
+            for path, expected in (("/record", answer), ("/metrics", 404)):
+                connection.request("POST", path, headers=headers)
+                response = connection.getresponse()
+                response.read()
+                assert response.status == expected, (token, given, path)
+            connection.close()
+        finally:
+            serving.shutdown()
+            serving.server_close()
+        assert asked.exists() == (answer == 202)
+        asked.unlink(missing_ok=True)
 
 
 def test_the_dashboard_asks_for_metrics_and_labels_that_are_exported() -> None:

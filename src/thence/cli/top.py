@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -56,7 +57,8 @@ others wait for it in their collectives.
     "--prometheus",
     type=click.IntRange(0, 65_535),
     metavar="PORT",
-    help="Serve metrics for Prometheus on this port of 127.0.0.1 (0: a free one) instead.",
+    help="Serve metrics for Prometheus on this port of 127.0.0.1 (0: a free one) instead. POST /record asks for a "
+    "window, with the token in THENCE_TOKEN.",
 )
 @choice_option("--format", "form", choices=("table", "json"), meaning="json needs --once.")
 @click.option("--top", type=click.IntRange(min=1), default=20, show_default=True, help="Rows of a table to show.")
@@ -99,7 +101,7 @@ def _serve(directory: str, port: int, seconds: float, follower: Follower) -> Non
     from thence.watch.metrics import Metrics, server
 
     metrics = Metrics(Path(directory))
-    serving = server(metrics, port)
+    serving = server(metrics, port, os.environ.get("THENCE_TOKEN") or None)
     say(f"thence: metrics of {directory} at http://127.0.0.1:{serving.server_port}/metrics")
     try:
         while True:

@@ -130,6 +130,8 @@ LABELS_FILE = "labels.json"
 """File of a recording that holds the labels of its captured CUDA graphs."""
 MEASURED_PEAKS_FILE = "measured-peaks"
 """File of a recording, in the folder around those of its processes, that ``thence record --with peaks`` writes."""
+REQUEST_FILE = "record-now"
+"""Touched in the directory of a recording that samples steps, this file asks all of its processes for a window."""
 GRAPH_LABELS = "thence.graph-labels"
 GRAPH_LABELS_VERSION = 3
 """In version 1, nodes had no place; in version 2, places had no call."""

@@ -459,6 +459,12 @@ MEMORY_TOTALS = Table(
         Column("allocated", pl.Int64(), "bytes handed out and not returned, as the allocator states or counts them"),
         Column("reserved", pl.Int64(), "bytes that the allocator holds of the device; null where unknown"),
         Column("inactive", pl.Int64(), "bytes of reserved that are handed out to nobody; null where unknown"),
+        Column(
+            "outside",
+            pl.Int64(),
+            "bytes that the process held of the device beside reserved, at the sample of them that is nearest in time; "
+            "null where unknown",
+        ),
     ),
     required=("rank", "allocator", "start", "allocated"),
 )

@@ -1,4 +1,9 @@
-"""Allocations from the events of an allocator: each call that hands out memory, with the call that returns it."""
+"""Allocations from the events of an allocator: each call that hands out memory, with the call that returns it.
+
+PyTorch's own history has no threads, and its streams are addresses, which CUPTI does not know. An operator allocates
+its results and then launches what writes them. So an allocation of such a history belongs to the thread of the next
+launch on its device, if that follows soon. Where threads launch at the same time, it may be that of another one.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from thence.model.arrays import Int64
+    from thence.model.tables import Tables
 
 HOST_MEMORY = -1
 """Device number of the host's memory among events."""
+_SOON_NS = 1_000_000
+"""Between an allocation and the launch that it was made for: a few us in programs that were recorded."""
 
 
 def allocations(events: Mapping[str, Any], allocator: str) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -70,6 +78,43 @@ def allocations(events: Mapping[str, Any], allocator: str) -> tuple[pl.DataFrame
         }
     )
     return memory, totals
+
+
+def with_threads(memory: pl.DataFrame, tables: Tables) -> pl.DataFrame:
+    """Allocations of one process, with process, thread and time of the next launch on their device.
+
+    Args:
+        memory: rows of `thence.model.tables.MEMORY`, without threads.
+        tables: of the process, with its activities and calls.
+    """
+    called = tables.host.filter(pl.col("correlation").is_not_null()).select(
+        "correlation", "process", "thread", launched="start"
+    )
+    launches = (
+        tables.gpu.select("device", "correlation")
+        .drop_nulls()
+        .join(called.unique("correlation", keep="first"), on="correlation")
+        .select("device", "process", "thread", "launched")
+        .sort("launched")
+    )
+    asked = memory.select("device", "start").with_row_index("row").drop_nulls().sort("start")
+    found = asked.join_asof(
+        launches,
+        left_on="start",
+        right_on="launched",
+        by="device",
+        strategy="forward",
+        tolerance=_SOON_NS,
+        check_sortedness=False,  # both are sorted above; Polars cannot see it in groups
+    ).sort("row")
+    rows = found["row"].to_numpy()
+    columns = {}
+    for name, of_launch in (("process", "process"), ("thread", "thread"), ("launch", "launched")):
+        values, known = np.zeros(memory.height, np.int64), np.zeros(memory.height, np.bool_)
+        values[rows] = found[of_launch].fill_null(0).to_numpy()
+        known[rows] = found[of_launch].is_not_null().to_numpy()
+        columns[name] = pl.Series(values).zip_with(pl.Series(known), pl.Series([None], dtype=pl.Int64))
+    return memory.with_columns(**columns)
 
 
 def _neighbours(rows: Mapping[str, Any]) -> tuple[Int64, Int64]:

@@ -19,6 +19,7 @@ from thence.model.concat_tables import concat
 from thence.readers import flight_recorder, nccl_inspector
 from thence.readers import label_files as graph_labels
 from thence.readers.expansion import DEFAULT, Expansion
+from thence.readers.memory_snapshot.joining import with_snapshots
 from thence.readers.plausible import plausible
 from thence.readers.remote import fetched, is_folder, is_url
 from thence.readers.runs import Read, in_newest_run, in_run, one_job
@@ -210,7 +211,7 @@ def read(
             damaged.append(f"{error}; its labels are not used")  # the traces can be read without labels
     if not parts:
         raise InputError(", ".join(names), f"holds no trace; expected one of: {_expected()}")
-    parts, more_notes = one_job(parts, add=add)
+    parts, more_notes = one_job(with_snapshots(parts), add=add)
     tables = concat([part.tables for part in parts])
     meta = dataclasses.replace(tables.meta, left_out=(*notes, *more_notes))
     tables = dataclasses.replace(tables, meta=meta)

@@ -1,5 +1,8 @@
 """Metrics of a running program or job in the text format of Prometheus, on an HTTP port of this machine.
 
+The port also takes requests for a window, from whoever knows the token: any user of the machine, and any page in a
+browser, can reach it.
+
 Counters hold what windows showed; a rate of one over that of another is a share: GPU busy is
 ``rate(thence_window_busy_seconds_total) / rate(thence_window_seconds_total)``. Labels are bounded: at most
 `MAX_PROCESSES` ranks, and the first `MAX_MODULES` modules; later ones count as ``(others)``.
@@ -7,12 +10,14 @@ Counters hold what windows showed; a rate of one over that of another is a share
 
 from __future__ import annotations
 
+import hmac
 import re
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, NamedTuple
 
 from thence.errors import UsageError
+from thence.model.formats import REQUEST_FILE
 from thence.watch.summary_file import Tails
 
 if TYPE_CHECKING:
@@ -62,6 +67,7 @@ class Metrics:
     """
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._tails = Tails(directory)
         self._values: dict[tuple[str, tuple[str, ...]], float] = {}
         self._dropped: dict[Path, int] = {}
@@ -75,6 +81,14 @@ class Metrics:
             for folder, new in self._tails.new():
                 for window in new.windows:
                     self._add(folder, window)
+
+    def ask(self) -> None:
+        """Asks all processes for a window, as `thence.model.formats.REQUEST_FILE` does.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        (self._directory / REQUEST_FILE).touch()
 
     def text(self) -> str:
         """All metrics, in Prometheus's text format."""
@@ -140,8 +154,15 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
-def server(metrics: Metrics, port: int) -> ThreadingHTTPServer:
-    """Serves ``/metrics`` on 127.0.0.1 on a thread of its own; port 0 takes a free one.
+def server(metrics: Metrics, port: int, token: str | None = None) -> ThreadingHTTPServer:
+    """Serves ``/metrics`` on 127.0.0.1 on a thread of its own, and asks for windows.
+
+    ``POST /record`` with the token (``Authorization: Bearer``) asks all processes for a window.
+
+    Args:
+        metrics: what is served.
+        port: 0 takes a free one.
+        token: None refuses all requests for a window.
 
     Raises:
         UsageError: the port cannot be used.
@@ -160,6 +181,23 @@ def server(metrics: Metrics, port: int) -> ThreadingHTTPServer:
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
+
+        def do_POST(self) -> None:
+            if self.path != "/record":
+                self.send_error(404)
+                return
+            given = self.headers.get("Authorization", "").removeprefix("Bearer ").encode("latin-1", "replace")
+            if token is None or not hmac.compare_digest(given, token.encode()):
+                self.send_error(403, "a window needs the token of THENCE_TOKEN")
+                return
+            try:
+                metrics.ask()
+            except OSError as error:
+                self.send_error(503, f"nothing can be asked: {error.strerror}")
+                return
+            self.send_response(202)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
 
         def log_message(self, *_: object) -> None:
             """Nothing is logged."""

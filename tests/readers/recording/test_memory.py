@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.model.formats import MEMORY_FILE
-from thence.model.tables import GPU, HOST, MEMORY, Tables
+from thence.model.formats import DESCRIPTION, MEMORY_FILE
+from thence.model.tables import GPU, HOST, MEMORY, MEMORY_TOTALS, Tables
+from thence.readers.allocations import with_threads
 from thence.readers.recording.folder import Folder
-from thence.readers.recording.memory import with_memory, with_threads
+from thence.readers.recording.memory import with_memory, with_outside
 from torch_allocator import Allocator, snapshot
 
 if TYPE_CHECKING:
@@ -51,3 +53,19 @@ def test_an_allocation_is_of_the_thread_that_launches_next_on_its_device() -> No
     assert found["thread"].to_list() == [None, 11, 12, 13, None, 13]
     assert found["launch"].to_list() == [None, 1000, 5000, 3000, None, 3000]
     assert found.filter(pl.col("thread").is_not_null())["process"].unique().to_list() == [9]
+
+
+def test_what_the_process_held_beside_the_allocator_is_that_of_the_nearest_sample(tmp_path: Path) -> None:
+    """The allocator of device 0 held 100 bytes from 10 ns on and 700 from 50; the process 150, 160 and 1,000."""
+    zero = 1000
+    taken = [
+        {"device": 0, "times_ns": [zero + 20, zero + 45, zero + 60], "bytes": [150, 160, 1000]},
+        {"device": 1, "times_ns": [zero + 20, zero + 30], "bytes": [90, 210]},
+    ]
+    (tmp_path / DESCRIPTION).write_text(json.dumps({"process_memory": taken}))
+    rows = {"device": [0, 0, 0, 1, 1, 2], "start": [10, 30, 50, 15, 40, 10], "reserved": [100, 100, 700, 200, 200, 5]}
+    totals = MEMORY_TOTALS.frame({**rows, "rank": [3] * 6, "allocator": ["torch"] * 6, "allocated": [1] * 6})
+    found = with_outside(totals, Folder(tmp_path), zero)
+    assert found.drop("outside").equals(totals.drop("outside"))
+    # Device 1: at 20 the process seemed to hold less than its allocator, which had just got more.
+    assert found["outside"].to_list() == [50, 50, 60, 10, 10, None]

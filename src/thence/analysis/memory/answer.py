@@ -380,7 +380,7 @@ def _devices(chosen: pl.DataFrame, placed: pl.DataFrame, begins: int) -> pl.Data
         rounding_bytes=pl.when(pl.col("unknown") == 0).then("rounding"),
         inactive_bytes="inactive",
         reserved_bytes="reserved",
-        outside_bytes=pl.lit(None, pl.Int64),
+        outside_bytes="outside",
     )
     return _shown(frame.select(pl.col(name).cast(dtype) for name, dtype in DEVICES.items()))
 

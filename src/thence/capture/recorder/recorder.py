@@ -100,6 +100,7 @@ class Recorder:
         counts: whether launches are counted instead of recorded.
         samples: samples of threads while they launch nothing; None if they are not taken.
         attached: whether CUPTI is attached to the process.
+        cpu_ns: CPU time of the thread that reads and writes.
         sampling: entry of the description: see `thence.capture.session.step_plans.SampledSteps.facts`.
         plain_steps: entry of the description, see `thence.readers.recording.folder.Description`.
     """
@@ -139,7 +140,9 @@ class Recorder:
         self._orders: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]] = queue.SimpleQueue()
         self._finished = False
         self._paused = True
+        self._pausing = False
         self.attached = False
+        self.cpu_ns = 0
         self._using_cupti = threading.Lock()
         self._detachments = 0
         self._launching: set[int] = set()  # threads that launched or waited
@@ -195,20 +198,26 @@ class Recorder:
         Where that is safe (`why_attached`), CUPTI is detached, and the program then runs as without a recorder.
         """
         if not self._paused and self.alive:
-            self._paused = True
-            self._counting.follow(Followed.NOTHING)  # callbacks stay enabled: see `Counting.listen`
-            if self._options.counters is not None:  # no device is sampled while CUPTI is detached
-                self._counters.hurry()
-                self._by_thread(self._counters.finish, _PATIENCE_SECONDS)
-            detaches = self.why_attached() is None and synchronize(_PATIENCE_SECONDS)
-            if detaches:
-                self._flush(unfinished=True)
-            for kind in self._options.kinds():
-                self._cupti.disable(kind)
-            if detaches:
-                self._detach()
-            if self.attached:
-                self._say_why_attached()
+            self._paused = self._pausing = True
+            try:
+                self._pause()
+            finally:
+                self._pausing = False
+
+    def _pause(self) -> None:
+        self._counting.follow(Followed.NOTHING)  # callbacks stay enabled: see `Counting.listen`
+        if self._options.counters is not None:  # no device is sampled while CUPTI is detached
+            self._counters.hurry()
+            self._by_thread(self._counters.finish, _PATIENCE_SECONDS)
+        detaches = self.why_attached() is None and synchronize(_PATIENCE_SECONDS)
+        if detaches:
+            self._flush(unfinished=True)
+        for kind in self._options.kinds():
+            self._cupti.disable(kind)
+        if detaches:
+            self._detach()
+        if self.attached:
+            self._say_why_attached()
 
     def resume(self) -> None:
         """Records again after `pause`."""
@@ -482,6 +491,7 @@ class Recorder:
                 self._save()  # states the time to the next round: so much may be lost
                 self._due = now + self._flush_seconds
                 self._round_seconds = max(self._round_seconds, time.monotonic() - now)
+            self.cpu_ns = time.thread_time_ns()
         self._read_all()
         self._save()
         self._describe(finished=True)
@@ -496,9 +506,13 @@ class Recorder:
         self._counters.look(self._cupti, self._counting.compiled, recording=recording)
 
     def _waits_for_window(self, now: float) -> bool:
-        """Whether parts are written later, because a sampled window is being recorded: its rows stay together."""
+        """Whether parts are written later, because a sampled window is being recorded: its rows stay together.
+
+        The program waits at the end of a window until all buffers are read (`_detach`), and is not to wait for parts.
+        """
         sampled = self._options.sampling is not None and self.sampling is not None
-        return sampled and not self._paused and now < self._due + _MAX_WINDOW_SECONDS
+        recording = self._pausing or not self._paused
+        return sampled and recording and now < self._due + _MAX_WINDOW_SECONDS
 
     def _rests(self, now: float) -> bool:
         """Whether parts are written later, because nothing was recorded since the last ones: steps are not sampled now.
@@ -525,6 +539,8 @@ class Recorder:
         now = time.monotonic()
         patience = 0.0 if self._stopping.is_set() else _LOOK_SECONDS if self._rests(now) else self._due - now
         patience = min(max(0.01, patience), _LOOK_SECONDS, max(0.001, self._counters.due - now))
+        if not self._orders.empty():
+            patience = 0.0  # what should have woken this thread was taken from the queue while parts were written
         try:
             return self._buffers.filled.get(timeout=patience)
         except queue.Empty:

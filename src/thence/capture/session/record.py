@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from thence.capture.boundaries.log import BoundaryLog
 from thence.capture.cuda.clocks import ClockSamples
 from thence.capture.cuda.nvtx import collect_nvtx, leave_nvtx
+from thence.capture.cuda.process_memory import process_memory_samples
 from thence.capture.jax.programs import XlaPrograms
 from thence.capture.marks import (
     follow_boundaries,
@@ -112,6 +113,7 @@ class Recording:
         self._hooks: Hooks | None = None
         self._known: dict[str, Any] = {}
         self._clocks = ClockSamples()
+        self._process_memory = process_memory_samples()
         self._collects_nvtx = False
         self._ranks = RankRequests(self._agree, self._step_number)
         self._steps = StepTimes(self, self._plan())
@@ -196,17 +198,23 @@ class Recording:
         plan = self._steps.plan
         return plan.number if isinstance(plan, SampledSteps) else 0
 
+    def _own_ns(self) -> int:
+        """CPU time that the recorder has taken besides recording: of its thread, and at steps that are not recorded."""
+        return self._steps.own_ns + (0 if self._recorder is None else self._recorder.cpu_ns)
+
     def _plan(self) -> StepPlan:
         if self._schedule is not None:
             return ScheduledSteps(self._schedule)
         if self._options.sampling is not None:
-            return SampledSteps(self._options.sampling, _is_alone, self._ranks.ask)
+            return SampledSteps(self._options.sampling, _is_alone, self._ranks.ask, self._own_ns)
         return AllButWindows() if self._options.baseline else ScheduledSteps(None)
 
     def step(self) -> None:
         """Notes that one step of the program has ended and the next one begins."""
         if self._recorder is not None and self._recorder.alive:
             self._announced += 1
+            if self._steps.passes(self._announced, ANNOUNCED):
+                return
             recorded = self._begin_step()
             if self._hooks is not None:
                 self._hooks.step(recorded=recorded)
@@ -275,7 +283,8 @@ class Recording:
         return open_trace(self.folder)
 
     def _facts(self) -> dict[str, Any]:
-        return {**self._known, "clocks": self._clocks.facts()}
+        sampled = {"clocks": self._clocks.facts(), "process_memory": self._process_memory.facts()}
+        return {**self._known, **sampled}
 
     def _rows(self, names: Names) -> dict[str, dict[str, Any]]:
         """Rows of marks, collectives, boundaries and places, for the recorder to write with its own.
@@ -358,11 +367,13 @@ class Recording:
         """A step begins that hooks detected; returns whether it is recorded."""
         if self._schedule is not None:
             return True  # its steps are those that the program announces
-        return self._steps.begins(frame, kind=kind)
+        return not self._steps.passes(kind=kind) and self._steps.begins(frame, kind=kind)
 
     def _look(self) -> None:
         self._endings.end_if_signalled()
         self._clocks.look()
+        if self._options.memory:
+            self._process_memory.look()
         self._steps.resume_if_overdue()
         if self._options.sampling is not None:
             self._triggers.look()

@@ -84,6 +84,12 @@ class StepPlan(Protocol):
     def compares(self, number: int) -> bool:
         """Whether the duration of a step is compared with others."""
 
+    def passes(self, number: int, duration: int) -> bool:
+        """Whether neither a step nor the one before it, which lasted ``duration`` ns, is recorded or compared.
+
+        If so, both calls of `records` and `lasted` for them are made up for.
+        """
+
     def lasted(self, number: int, duration: int, *, recorded: bool, counted: bool) -> None:
         """A step has ended; ``duration`` in ns."""
 
@@ -107,6 +113,10 @@ class ScheduledSteps:
     def compares(self, number: int) -> bool:  # noqa: ARG002 - of the protocol
         """See `StepPlan`."""
         return self._schedule is not None
+
+    def passes(self, number: int, duration: int) -> bool:  # noqa: ARG002 - of the protocol
+        """See `StepPlan`."""
+        return False
 
     def lasted(self, number: int, duration: int, *, recorded: bool, counted: bool) -> None:
         """See `StepPlan`."""
@@ -141,6 +151,10 @@ class AllButWindows:
         (start, length), (earlier, count) = self._window, self._previous
         return start - length <= number < start + length or earlier <= number < earlier + 2 * count
 
+    def passes(self, number: int, duration: int) -> bool:  # noqa: ARG002 - of the protocol
+        """See `StepPlan`."""
+        return False
+
     def lasted(self, number: int, duration: int, *, recorded: bool, counted: bool) -> None:
         """See `StepPlan`."""
 
@@ -154,12 +168,14 @@ class SampledSteps:
 
     A window has one step more than the sampling states, because CUPTI is attached at the beginning of its first step.
     What a window costs is measured: by how much its steps, and the first one after it, are longer than as many plain
-    ones. Where the process is alone, windows are as far apart as keeps that within the budget.
+    ones, and the CPU time that the recorder itself took since the window before: the program may have waited for it.
+    Where the process is alone, windows are as far apart as keeps that within the budget.
 
     Args:
         sampling: the options.
         alone: returns whether the process is the only one of its job: others would have to record the same steps.
         share: takes the reason why a window is wanted, and returns whether all ranks will agree on its step.
+        own: returns the CPU time in ns that the recorder has taken so far, but for what makes steps of windows longer.
 
     Attributes:
         interval: steps from the beginning of a window to that of the next one.
@@ -172,11 +188,17 @@ class SampledSteps:
     length = 0
 
     def __init__(
-        self, sampling: Sampling, alone: Callable[[], bool], share: Callable[[str], bool] = lambda _why: False
+        self,
+        sampling: Sampling,
+        alone: Callable[[], bool],
+        share: Callable[[str], bool] = lambda _why: False,
+        own: Callable[[], int] = lambda: 0,
     ) -> None:
         self._sampling = sampling
         self._alone = alone
         self._share = share
+        self._own = own
+        self._own_before = 0
         self._steps = 1 + sampling.steps
         self.interval = sampling.every
         self.windows = 0
@@ -227,6 +249,20 @@ class SampledSteps:
         after = number - self._begin
         return 0 <= after <= self._steps + _COMPARED or number >= self._next - _COMPARED
 
+    def passes(self, number: int, duration: int) -> bool:
+        """See `StepPlan`."""
+        if self._asked is not None or self._agreed is not None or self._of_window:
+            return False
+        if not self._begin + self._steps + _COMPARED + 1 < number < self._next - _COMPARED:
+            return False
+        if self._sampling.slow_steps:
+            if self._judged <= 0 or duration > self._limit:
+                return False
+            self._judged -= 1
+            self._latest.append(duration)
+        self.number = number
+        return True
+
     def request(self, why: str) -> None:
         """Record a window and keep it: from the next step on, or from one on which all ranks agree.
 
@@ -255,11 +291,13 @@ class SampledSteps:
     def _window_lasted(self, durations: list[int]) -> None:
         """A window has ended; the last duration is of the first step after it."""
         self._of_window = []
+        own = self._own()
+        spent, self._own_before = own - self._own_before, own
         # The first window also has the start of the program.
         if len(durations) != self._steps + 1 or len(self._plain) < PLAIN_STEPS or self.windows < 2:
             return
         plain = statistics.median(self._plain)
-        self._costs.append(max(0, sum(durations) - round(plain * len(durations))))
+        self._costs.append(max(0, sum(durations) - round(plain * len(durations))) + spent)
         if self._alone() and self._sampling.budget > 0 and plain > 0:
             needed = math.ceil(statistics.median(self._costs) / (self._sampling.budget * plain))
             self.interval = min(max(self._sampling.every, needed), _MAX_INTERVAL)
@@ -281,7 +319,8 @@ class SampledSteps:
 
     def again(self) -> StepPlan:
         """See `StepPlan`."""
-        plan = SampledSteps(self._sampling, self._alone, self._share)
+        plan = SampledSteps(self._sampling, self._alone, self._share, self._own)
+        plan._own_before = self._own_before
         plan.windows, plan.requests, plan._requested = self.windows, self.requests, self._requested
         plan._asked, plan._agreed, plan._ask_after = self._asked, self._agreed, self._ask_after
         return plan

@@ -88,6 +88,7 @@ class StepTimes:
         plan: which steps are recorded.
         trouble: why no window was left unrecorded, or not all; None for no reason.
         since: Unix ns: when the steps began that are of the kind of the last ones; those before do not count.
+        own_ns: time that was spent here at steps that were not recorded and are compared with nothing.
     """
 
     def __init__(self, switch: Switch, plan: StepPlan) -> None:
@@ -106,10 +107,9 @@ class StepTimes:
         self._rows: list[tuple[int, int, int, bool, bool]] = []
         self._busy = False
         self._lock = threading.RLock()
-        # Of the rows alone: whoever holds the other lock may wait for the thread that takes them.
-        self._rows_lock = threading.Lock()
         self.trouble: str | None = None
         self.since = 0
+        self.own_ns = 0
 
     def begins(self, frame: FrameType | None, number: int | None = None, kind: str = "step") -> bool:
         """Handle that a step begins on the calling thread, and the one before it ends.
@@ -130,15 +130,39 @@ class StepTimes:
             finally:
                 self._busy = False
 
+    def passes(self, number: int | None = None, kind: str = "step") -> bool:
+        """Handle that a step begins after one that was not recorded, and neither is compared: most steps of a long run.
+
+        It takes a few microseconds: the device is not asked, and little is called.
+
+        Args:
+            number: as `begins` takes it.
+            kind: as `begins` takes it.
+
+        Returns:
+            whether it was such a step, and is not recorded; else nothing was done, and `begins` handles it.
+        """
+        before = self._border
+        if self._recording or before is None or before.event is not None or kind != self._kind or self._waiting:
+            return False
+        with self._lock:
+            number = self._number + 1 if number is None else number
+            moment = monotonic_ns()
+            duration = moment - before.moment
+            if self._thread != threading.get_ident() or not self.plan.passes(number, duration):
+                return False
+            self._latest.append(duration)
+            self._rows.append((self._number, before.time, duration, False, False))
+            self._number, self._border = number, _Border(time_ns(), moment, None)
+            self.own_ns += monotonic_ns() - moment
+        return True
+
     def _begins(self, frame: FrameType | None, number: int | None, kind: str) -> bool:
         thread = threading.get_ident()
         if self._thread not in {0, thread}:
             self._stop_windows("steps begin on several threads")
         self._thread = thread
         number = self._number + 1 if number is None else number
-        before = self._border
-        if before is not None and self._is_far(number, kind, before):
-            return self._begins_far(number, frame, before)
         capturing = _captures()
         border = self._border_of(number, capturing=capturing)
         self._end_step(border)
@@ -151,25 +175,6 @@ class StepTimes:
         if wanted != self._recording:
             self._turn(number, frame, on=wanted)
         self._border = border
-        return self._recording
-
-    def _is_far(self, number: int, kind: str, before: _Border) -> bool:
-        """Whether a step begins after one that was not recorded, and neither is compared: most steps of a long run."""
-        if self._recording or kind != self._kind or self._waiting or before.event is not None:
-            return False
-        return not (self.plan.only_plain or self.plan.compares(number))
-
-    def _begins_far(self, number: int, frame: FrameType | None, before: _Border) -> bool:
-        """As `_begins`, in a few microseconds: the device is not asked."""
-        border = _Border(time_ns(), monotonic_ns(), None)
-        duration = border.moment - before.moment
-        self._latest.append(duration)
-        self.plan.lasted(self._number, duration, recorded=False, counted=False)
-        with self._rows_lock:
-            self._rows.append((self._number, before.time, duration, False, False))
-        self._number, self._border = number, border
-        if self.plan.records(number) and not _captures():  # it was asked for
-            self._turn(number, frame, on=True)
         return self._recording
 
     def _begin_kind(self, kind: str, number: int, border: _Border) -> int:
@@ -206,8 +211,10 @@ class StepTimes:
 
     def take(self) -> dict[str, Any]:
         """Rows of the table ``steps`` since the last call."""
-        with self._rows_lock:
-            rows, self._rows = self._rows, []
+        # Without the lock: whoever holds it may wait for this thread. Rows that come meanwhile are behind these.
+        count = len(self._rows)
+        rows = self._rows[:count]
+        del self._rows[:count]
         columns = zip(*rows, strict=True) if rows else ((),) * 5
         kinds = (np.int64, np.int64, np.int64, np.uint8, np.uint8)
         names = ("number", "start", "duration", "recorded", "counted")
@@ -277,8 +284,7 @@ class StepTimes:
             del self._waiting[0]
             duration = _between(row.begin, row.end)
             self.plan.lasted(row.number, duration, recorded=row.recorded, counted=row.counted)
-            with self._rows_lock:
-                self._rows.append((row.number, row.begin.time, duration, row.recorded, row.counted))
+            self._rows.append((row.number, row.begin.time, duration, row.recorded, row.counted))
 
 
 _MAX_WAITING = 1000

@@ -6,12 +6,11 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
+from thence.model.formats import REQUEST_FILE
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-REQUEST_FILE = "record-now"
-"""Touched in the directory of a recording, this file asks all of its processes."""
 
 
 class Triggers:

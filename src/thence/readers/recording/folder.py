@@ -113,6 +113,12 @@ class _Counters(msgspec.Struct):
     trouble: str | None = None
 
 
+class _ProcessMemory(msgspec.Struct):
+    device: Rank
+    times_ns: list[Count] = []
+    bytes: list[Count] = []
+
+
 class Description(msgspec.Struct):
     """The fields of `DESCRIPTION` that are read.
 
@@ -139,6 +145,7 @@ class Description(msgspec.Struct):
         clocks: samples of the clock of each device's multiprocessors: Unix times in ns, and MHz.
         counters: how hardware counters were sampled, which of them could not be, and why there are none; None where
             nobody asked for them.
+        process_memory: samples of what the process held of each device's memory: Unix times in ns, and bytes.
     """
 
     format: str = RECORDING
@@ -171,6 +178,7 @@ class Description(msgspec.Struct):
     ring: _Ring | None = None
     clocks: list[_Clocks] = []
     counters: _Counters | None = None
+    process_memory: list[_ProcessMemory] = []
 
 
 class Folder:
