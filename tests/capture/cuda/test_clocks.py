@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from thence.capture.cuda import clocks
+from thence.capture.cuda import nvml
 from thence.capture.cuda.clocks import ClockSamples
 
 
@@ -56,8 +56,8 @@ class FakeNvml:
 @pytest.fixture
 def moment(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(clocks, "load_driver", FakeDriver)
-    monkeypatch.setattr(clocks.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(nvml, "load_driver", FakeDriver)
+    monkeypatch.setattr(nvml.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -75,16 +75,16 @@ def test_devices_in_use_are_sampled_at_most_four_times_a_second(moment: list[flo
 
 def test_energy_between_two_samples_is_a_row(moment: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     unix = [1000]
-    monkeypatch.setattr(clocks.time, "time_ns", lambda: unix[0])
-    nvml = FakeNvml()
-    samples = ClockSamples(nvml)
+    monkeypatch.setattr(nvml.time, "time_ns", lambda: unix[0])
+    driver = FakeNvml()
+    samples = ClockSamples(driver)
     for _ in range(3):
         samples.look()
         moment[0] += 0.3
         unix[0] += 300
     rows = {name: column.tolist() for name, column in samples.take_energy().items()}
     assert rows == {"device": [1, 1], "start": [1000, 1300], "end": [1300, 1600], "energy_joules": [75.0, 75.0]}
-    nvml.millijoules = 0  # the driver was loaded anew: what was used meanwhile is not known
+    driver.millijoules = 0  # the driver was loaded anew: what was used meanwhile is not known
     samples.look()
     assert len(samples.take_energy()["start"]) == 0
 
@@ -119,7 +119,7 @@ def test_without_nvml_there_are_none(moment: list[float], monkeypatch: pytest.Mo
     def absent(_name: str) -> None:
         raise OSError
 
-    monkeypatch.setattr(clocks.ctypes, "CDLL", absent)
+    monkeypatch.setattr(nvml.ctypes, "CDLL", absent)
     samples = ClockSamples()
     samples.look()
     moment[0] += 10

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from thence.capture.cuda import nvml
-from thence.capture.cuda.process_memory import process_memory_samples
+from thence.capture.cuda.process_memory import ProcessMemorySamples
 
 
 class FakeDriver:
@@ -64,7 +64,7 @@ def moment(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_memory_is_that_of_this_process_as_the_driver_counts_it(moment: list[float]) -> None:
     driver = FakeNvml()
-    samples = process_memory_samples(driver)
+    samples = ProcessMemorySamples(driver)
     unknown = (1 << 64) - 1
     for processes in (
         [(1, 100), (os.getpid(), 5 << 30), (2, 300)],
@@ -85,6 +85,6 @@ def test_a_driver_without_the_function_has_no_memory_of_processes() -> None:
     class Older(FakeNvml):
         nvmlDeviceGetComputeRunningProcesses_v3 = property()  # noqa: N815
 
-    samples = process_memory_samples(Older())
+    samples = ProcessMemorySamples(Older())
     samples.look()
     assert samples.facts() == []

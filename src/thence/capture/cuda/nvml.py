@@ -1,4 +1,4 @@
-"""NVML, as far as it is sampled: a figure of each GPU that this process uses, from time to time.
+"""NVML, as far as it is sampled: figures of each GPU that this process uses, from time to time.
 
 NVML answers in some microseconds and takes no part in what runs on the device. Everything here is best effort: without
 NVML there are no samples.
@@ -9,14 +9,11 @@ from __future__ import annotations
 import ctypes
 import time
 from ctypes import byref, c_int, c_void_p
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thence.capture.cuda.cuda_events import load_driver
 from thence.capture.cuda.synchronization import active_devices
 from thence.errors import MissingRequirement
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SAMPLE_SECONDS = 0.25
 """Time between two samples, until a device has `_MOST` of them."""
@@ -26,26 +23,26 @@ _NAMES = ("libnvidia-ml.so.1", "libnvidia-ml.so")
 
 
 class NvmlSamples:
-    """Samples of the devices that this process uses; called by one thread.
+    """Samples of the devices that this process uses; called by one thread. A subclass says which figures.
 
     Args:
-        what: name of the figure in `facts`, with its unit.
-        ask: takes NVML and its handle of a device, and returns the figure; None where there is none.
         library: NVML; None: it is loaded when the first device is in use.
 
     Attributes:
         due: when the next sample is taken, on the clock of `time.monotonic`.
     """
 
-    def __init__(self, what: str, ask: Callable[[Any, c_void_p], int | None], library: Any = None) -> None:
-        self._what = what
-        self._ask = ask
+    def __init__(self, library: Any = None) -> None:
         self._library = library
         self._works = True
         self.due = 0.0
         self._seconds = SAMPLE_SECONDS
         self._handles: dict[int, c_void_p] = {}
-        self._samples: dict[int, list[tuple[int, int]]] = {}
+        self._samples: dict[int, list[dict[str, int | None]]] = {}
+
+    def _figures(self, device: int, handle: c_void_p, now_ns: int) -> dict[str, int | None] | None:
+        """The figures of a device by their names in `facts`, which have their units; None if there are none."""
+        raise NotImplementedError
 
     def look(self) -> None:
         """Takes a sample of each device, if it is time for one."""
@@ -67,7 +64,7 @@ class NvmlSamples:
     def facts(self) -> list[dict[str, Any]]:
         """For the description of a recording: of each device, Unix times (ns) and figures of its samples."""
         return [
-            {"device": device, "times_ns": [at for at, _ in taken], self._what: [figure for _, figure in taken]}
+            {"device": device, **{name: [sample[name] for sample in taken] for name in taken[0]}}
             for device, taken in self._samples.items()
         ]
 
@@ -78,9 +75,15 @@ class NvmlSamples:
                 self._works = False
                 return
             self._handles[device] = handle
-        figure = self._ask(self._library, self._handles[device])
-        if figure is not None:
-            self._samples.setdefault(device, []).append((time.time_ns(), figure))
+        now = time.time_ns()
+        figures = self._figures(device, self._handles[device], now)
+        if figures is not None:
+            self._samples.setdefault(device, []).append({"times_ns": now, **figures})
+
+    def _ask(self, function: str, *arguments: Any) -> int:
+        """What a function of NVML returned: 0, or the number of an error; 1 where this NVML has no such function."""
+        asked = getattr(self._library, function, None)
+        return 1 if asked is None else int(asked(*arguments))
 
     def _handle(self, driver: Any, device: int) -> c_void_p | None:
         """NVML's handle of a device of CUDA, which numbers devices in another way; None if there is none."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 from ctypes import byref, c_uint, c_ulonglong
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from thence.capture.cuda.nvml import NvmlSamples
 
@@ -29,16 +29,14 @@ class _Process(ctypes.Structure):
     _fields_ = (("pid", c_uint), ("used", c_ulonglong), ("gpu_instance", c_uint), ("compute_instance", c_uint))
 
 
-def process_memory_samples(library: Any = None) -> NvmlSamples:
-    """Samples of the bytes that this process holds; `library` is NVML, as `NvmlSamples` takes it."""
-    return NvmlSamples("bytes", _used, library)
+class ProcessMemorySamples(NvmlSamples):
+    """Samples of the bytes that this process holds (``bytes``)."""
 
-
-def _used(library: Any, handle: c_void_p) -> int | None:
-    processes, count = (_Process * _MOST_PROCESSES)(), c_uint(_MOST_PROCESSES)
-    function = getattr(library, "nvmlDeviceGetComputeRunningProcesses_v3", None)  # of drivers since 510
-    if function is None or function(handle, byref(count), processes):
-        return None
-    own = os.getpid()
-    found = [int(row.used) for row in processes[: count.value] if row.pid == own and row.used != _UNKNOWN]
-    return max(found, default=None)
+    def _figures(self, device: int, handle: c_void_p, now_ns: int) -> dict[str, int | None] | None:  # noqa: ARG002
+        processes, count = (_Process * _MOST_PROCESSES)(), c_uint(_MOST_PROCESSES)
+        # of drivers since 510
+        if self._ask("nvmlDeviceGetComputeRunningProcesses_v3", handle, byref(count), processes):
+            return None
+        own = os.getpid()
+        found = [int(row.used) for row in processes[: count.value] if row.pid == own and row.used != _UNKNOWN]
+        return {"bytes": max(found)} if found else None

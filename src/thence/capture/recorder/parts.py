@@ -73,6 +73,7 @@ class Parts:
         self._name = name
         self.numbers: dict[str, int] = {}
         self._pending: dict[str, list[Columns]] = {}
+        self._round: dict[str, list[Columns]] = {}
         self.pending_rows = self.pending_bytes = 0
         self.ring = ring
 
@@ -89,21 +90,27 @@ class Parts:
         """Whether device activities wait for the next part."""
         return not self._pending.keys().isdisjoint(ACTIVITIES)
 
-    def save(self, description: Callable[[], Mapping[str, Any]], names: Mapping[str, Sequence[Any]]) -> None:
-        """Writes all pending rows; rows that cannot be written are counted as lost.
+    def take(self, names: Mapping[str, Sequence[Any]]) -> None:
+        """Takes all pending rows for `write`; rows that are added from here on are in the parts after these.
+
+        Args:
+            names: the new names, which are written first.
+        """
+        self.add("names", names)
+        if self.folder is not None or self.holds_activities:
+            self._round = self._taken()
+        elif self.pending_rows > _MAX_WAITING_ROWS:
+            self._lose_all(self._taken())
+
+    def write(self, description: Callable[[], Mapping[str, Any]]) -> None:
+        """Writes the rows that `take` took; rows that cannot be written are counted as lost.
 
         Args:
             description: returns the content of ``recording.json``, which is written before the first part and
                 after the last one.
-            names: the new names, which are written first.
         """
-        self.add("names", names)
-        if self.folder is None and not self.holds_activities:
-            if self.pending_rows > _MAX_WAITING_ROWS:
-                self._lose_all(self._taken())
-            return
-        pending = self._taken()
-        if self.folder is None and not self._begin(description):
+        pending, self._round = self._round, {}
+        if self.folder is None and (not pending or not self._begin(description)):
             self._lose_all(pending)
             return
         folder = self.folder

@@ -140,10 +140,11 @@ class Recorder:
         self._orders: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]] = queue.SimpleQueue()
         self._finished = False
         self._paused = True
-        self._pausing = False
+        self._pausing = self._has_paused = False
         self.attached = False
         self.cpu_ns = 0
         self._using_cupti = threading.Lock()
+        self._taking = threading.Lock()  # a sampled window begins before or after rows are taken for the next parts
         self._detachments = 0
         self._launching: set[int] = set()  # threads that launched or waited
         self._allocating: set[int] = set()  # numbers of the names of `_ALLOCATES`
@@ -198,11 +199,12 @@ class Recorder:
         Where that is safe (`why_attached`), CUPTI is detached, and the program then runs as without a recorder.
         """
         if not self._paused and self.alive:
-            self._paused = self._pausing = True
+            self._paused = self._pausing = self._has_paused = True
             try:
                 self._pause()
             finally:
                 self._pausing = False
+                self._buffers.filled.put(None)  # now is the time to write parts
 
     def _pause(self) -> None:
         self._counting.follow(Followed.NOTHING)  # callbacks stay enabled: see `Counting.listen`
@@ -222,8 +224,9 @@ class Recorder:
     def resume(self) -> None:
         """Records again after `pause`."""
         if self._paused and self.alive and self._attach():
-            self._enable()
-            self._paused = False
+            with self._taking:
+                self._enable()
+                self._paused = False
             if self._options.counters is not None and self._options.sampling is not None:
                 self._by_thread(self._look_at_counters, _PATIENCE_SECONDS)  # the window of steps is soon over
 
@@ -478,23 +481,30 @@ class Recorder:
             self._look_at_counters()
             self._counters.finish()
             now = time.monotonic()
-            if now >= self._due and not self._waits_for_window(now) and not self._rests(now):
-                # Without a flush, records of threads that launch little would stay in half-full buffers.
-                if self._uses_xla():
-                    self.xla_is_used()
-                if self._flushes:
-                    self._flush(unfinished=False)
-                self._read_all()
-                age = now - self._began
-                self._flush_seconds = min(2 * self._flush_seconds, self._options.flush_seconds)
-                self._flush_seconds = max(self._flush_seconds, age / _SHARE_OF_TIME)
-                self._save()  # states the time to the next round: so much may be lost
-                self._due = now + self._flush_seconds
-                self._round_seconds = max(self._round_seconds, time.monotonic() - now)
+            if now >= self._due and not self._rests(now):
+                self._write_round(now)
             self.cpu_ns = time.thread_time_ns()
         self._read_all()
         self._save()
         self._describe(finished=True)
+
+    def _write_round(self, now: float) -> None:
+        with self._taking:
+            if self._waits_for_window(now):
+                return
+            # Without a flush, records of threads that launch little would stay in half-full buffers.
+            if self._uses_xla():
+                self.xla_is_used()
+            if self._flushes:
+                self._flush(unfinished=False)
+            self._read_all()
+            self._take_rows()
+        age = now - self._began
+        self._flush_seconds = min(2 * self._flush_seconds, self._options.flush_seconds)
+        self._flush_seconds = max(self._flush_seconds, age / _SHARE_OF_TIME)
+        self._write_parts()  # states the time to the next round: so much may be lost
+        self._due = now + self._flush_seconds
+        self._round_seconds = max(self._round_seconds, time.monotonic() - now)
 
     def _look_at_counters(self) -> None:
         if self._options.counters is None:
@@ -510,7 +520,7 @@ class Recorder:
 
         The program waits at the end of a window until all buffers are read (`_detach`), and is not to wait for parts.
         """
-        sampled = self._options.sampling is not None and self.sampling is not None
+        sampled = self._options.sampling is not None and self._has_paused
         recording = self._pausing or not self._paused
         return sampled and recording and now < self._due + _MAX_WINDOW_SECONDS
 
@@ -616,15 +626,23 @@ class Recorder:
         return self._names.of_text(_SUFFIX.sub("", name))
 
     def _save(self) -> None:
+        self._take_rows()
+        self._write_parts()
+
+    def _take_rows(self) -> None:
+        """Takes all rows for the next parts."""
         try:
             for table, columns in self._source(self._names).items():
                 self.parts.add(table, columns)
             self._take_calls()
         except Exception as error:  # noqa: BLE001 - as above; and CUPTI's records do not depend on it
             self.warn(f"some marks could not be written and are lost: {error!r}")
+        self.parts.take(self._names.new())
+
+    def _write_parts(self) -> None:
         try:
             self._known_rank()
-            self.parts.save(lambda: self._description(finished=False), self._names.new())
+            self.parts.write(lambda: self._description(finished=False))
         except Exception as error:  # noqa: BLE001 - as above
             self.warn(f"some records could not be written and are lost: {error!r}")
 

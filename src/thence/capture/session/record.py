@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from thence.capture.boundaries.log import BoundaryLog
 from thence.capture.cuda.clocks import ClockSamples
 from thence.capture.cuda.nvtx import collect_nvtx, leave_nvtx
-from thence.capture.cuda.process_memory import process_memory_samples
+from thence.capture.cuda.process_memory import ProcessMemorySamples
 from thence.capture.jax.programs import XlaPrograms
 from thence.capture.marks import (
     follow_boundaries,
@@ -113,7 +113,7 @@ class Recording:
         self._hooks: Hooks | None = None
         self._known: dict[str, Any] = {}
         self._clocks = ClockSamples()
-        self._process_memory = process_memory_samples()
+        self._process_memory = ProcessMemorySamples()
         self._collects_nvtx = False
         self._ranks = RankRequests(self._agree, self._step_number)
         self._steps = StepTimes(self, self._plan())
