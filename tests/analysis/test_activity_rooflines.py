@@ -79,12 +79,14 @@ def test_communication_and_copies_have_the_ceilings_of_their_links(tmp_path: Pat
     )
     made.activity("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 50.0)
     made.activity("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 50.0, bytes=1 << 20)
-    described_one, silent, copy = rated(made.opened(tmp_path))
+    made.activity("gpu_memcpy", "MemcpyD2H", 50.0, bytes=1 << 20)
+    described_one, silent, copy, of_xla = rated(made.opened(tmp_path))
     assert described_one["bound"] == "link"
     assert described_one["bytes"] == pytest.approx(2 * 3 / 4 * 2 * (1 << 20)), "as bus bandwidth counts them"
     assert described_one["roofline_ns"] == pytest.approx(described_one["bytes"] / 450)
     assert silent["reason"] == "communication"
     assert (copy["bound"], copy["roofline_ns"]) == ("link", pytest.approx((1 << 20) / 64))
+    assert (of_xla["bound"], of_xla["roofline_ns"]) == (copy["bound"], copy["roofline_ns"])
 
 
 def test_what_is_unknown_has_its_reason(tmp_path: Path) -> None:

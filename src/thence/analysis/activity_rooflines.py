@@ -17,7 +17,7 @@ from thence.attribution.work.activity_work import activity_work
 from thence.errors import MissingData
 from thence.model.attributed import of_each_activity
 from thence.model.collective_kinds import bandwidths, kind_of
-from thence.model.names import matching
+from thence.model.names import BETWEEN_DEVICES, FROM_DEVICE, TO_DEVICE, matching
 from thence.model.peaks import DTYPES, measured_peaks_of, peaks_at_clock, peaks_of
 from thence.model.thresholds import MAX_OVER_PEAK, SHORT_KERNEL_NS
 
@@ -191,7 +191,7 @@ def activity_rooflines(trace: Attributed, peaks: Mapping[tuple[int, int], Peaks]
 def _with_times(rated: pl.DataFrame) -> pl.DataFrame:
     """Adds links (whether its bytes pass over a link), and the times that FLOP and bytes take at the ceilings."""
     copies = pl.col("kind") == "memcpy"
-    over_host, over_gpu = (copies & pl.lit(matching(rated["name"], way)) for way in ("HtoD|DtoH", "PtoP"))
+    over_host, over_gpu = (copies & pl.lit(matching(rated["name"], way)) for way in (f"{TO_DEVICE}|{FROM_DEVICE}", BETWEEN_DEVICES))
     links = pl.col("communicates") | over_host | over_gpu
     link = pl.when(over_host).then("host_link").otherwise("gpu_link")
     moved = pl.when("communicates").then("link_bytes").otherwise("bytes")

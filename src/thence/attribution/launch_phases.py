@@ -37,7 +37,7 @@ from thence.attribution.optimizers import OPTIMIZER_RANGES, is_optimizer_file
 from thence.attribution.serving import serving_of
 from thence.attribution.sources import file_of_frame
 from thence.model.intervals import NO_ROW
-from thence.model.names import matching
+from thence.model.names import TO_DEVICE, matching
 from thence.model.phases import Phase
 from thence.model.reasons import CODES
 from thence.model.trees import ancestors
@@ -59,7 +59,6 @@ _LIBRARY_BACKWARD = (
 _LOADING = r"^enumerate\(DataLoader\)#"
 _REENTRANT = r"^CheckpointFunctionBackward$"
 _RECOMPUTING = r"(?:^|/)torch/utils/checkpoint\.py\(\d+\): (?:recompute_fn|unpack_hook)$"
-_TO_DEVICE = r"(?i)HtoD|H2D|Host-to-Device"
 
 _PHASES = (None, *(phase.value for phase in Phase))
 _NUMBER = {phase: _PHASES.index(phase.value) for phase in Phase}
@@ -72,7 +71,7 @@ def launch_phases(host: HostRows) -> tuple[pl.Series, Int64]:
     unknown = (phase == 0) & ~host.in_graph
     left = unknown & in_operator
     gpu = host.tables.gpu
-    copy = matching(gpu["name"], _TO_DEVICE).to_numpy() & (gpu["kind"] == "memcpy").to_numpy()
+    copy = matching(gpu["name"], TO_DEVICE).to_numpy() & (gpu["kind"] == "memcpy").to_numpy()
     in_step = host.step.is_not_null().to_numpy()
     loaded = (unknown if host.of("phase").any() else left) & in_step & copy
     phase[loaded], rule[loaded] = _NUMBER[Phase.INPUT], _code("input_copy")

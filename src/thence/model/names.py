@@ -1,4 +1,4 @@
-"""Names of ranges and kernels: columns with many rows and few distinct names."""
+"""Names of ranges, kernels and copies: columns with many rows and few distinct names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ import polars as pl
 
 UNNAMED = "(unnamed)"
 """Name of activities and host ranges for which the producer gave none: every row has a name."""
+
+TO_DEVICE = r"(?i)HtoD|H2D|Host-to-Device|Host.*-> ?Device"
+FROM_DEVICE = r"(?i)DtoH|D2H|Device-to-Host|Device.*-> ?Host"
+ON_DEVICE = r"(?i)DtoD|D2D|Device-to-Device"
+BETWEEN_DEVICES = r"(?i)PtoP|P2P|Peer-to-Peer"
+"""Patterns of the names of copies in each direction: ``Memcpy HtoD (Pinned -> Device)`` of Kineto, recordings and
+Nsight Systems, and ``MemcpyH2D`` of XLA's profiler."""
 
 
 def matching(names: pl.Series, pattern: str) -> pl.Series:

@@ -84,9 +84,10 @@ def test_attention_of_servers_has_the_pairs_that_the_step_states(
 
 def test_copies_have_their_own_bytes_and_those_on_the_device_read_and_write(tmp_path: Path) -> None:
     made = Work()
-    for name in ("Memcpy DtoD (Device -> Device)", "Memcpy HtoD (Pinned -> Device)", "Memset (Device)"):
+    of_xla = ("MemcpyD2D", "MemcpyH2D")
+    for name in ("Memcpy DtoD (Device -> Device)", "Memcpy HtoD (Pinned -> Device)", *of_xla, "Memset (Device)"):
         made.activity("gpu_memcpy" if "cpy" in name else "gpu_memset", name, 10.0, bytes=1000)
-    assert work_of(made.opened(tmp_path))["bytes"].to_list() == [2000, 1000, 1000]
+    assert work_of(made.opened(tmp_path))["bytes"].to_list() == [2000, 1000, 2000, 1000, 1000]
 
 
 def test_elements_of_any_type_have_the_size_that_the_kernel_names(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from thence.analysis.steps.windows import OUTLIER, RULES, selected_steps
 from thence.errors import MissingData
 from thence.model.grouped_intervals import numbered
 from thence.model.intervals import NO_ROW, last_begun, union_lengths
+from thence.model.names import TO_DEVICE, matching
 from thence.model.places import COMPARED
 from thence.model.thresholds import MAX_HOST_RANGES
 
@@ -89,7 +90,7 @@ def conditions(trace: Attributed, soundness: Soundness, step: pl.Series, shared_
     meta, gpu = trace.meta, trace.gpu
     sizes = [int(f["world_size"]) for f in meta.facts if _is_number(f.get("world_size"))]
     copies = trace.gpu.filter(pl.col("kind") == "memcpy", step != NO_ROW).select("name", "bytes")
-    from_host = copies.filter(pl.col("name").cast(pl.String).str.contains(r"(?i)HtoD|Host.*-> ?Device"))
+    from_host = copies.filter(pl.lit(matching(copies["name"], TO_DEVICE)))
     return Conditions(
         identity=(meta.epoch_ns, gpu.height, gpu["start"].min(), int(gpu["duration"].sum())),
         gpus=tuple(sorted({_model(*d) for d in _described(trace)} - {""})),

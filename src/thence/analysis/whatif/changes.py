@@ -23,6 +23,7 @@ from thence.errors import UsageError
 from thence.model.collective_kinds import kind_of
 from thence.model.grouped_intervals import rows_by_number
 from thence.model.intervals import NO_ROW, Intervals, chain_to, covered_lengths
+from thence.model.names import FROM_DEVICE, matching
 from thence.model.own_code import OwnCode
 from thence.model.places import FREE_BY, PLACES
 
@@ -360,7 +361,7 @@ def _waits_for_numbers(trace: Attributed, program: Program) -> Mask:
     """Mask of the ends of waits for a copy of one number to the host: by these, item() is known without operators."""
     copy = (
         trace.gpu["kind"].eq("memcpy")
-        & trace.gpu["name"].cast(pl.String).str.starts_with("Memcpy DtoH")
+        & matching(trace.gpu["name"], FROM_DEVICE)
         & (trace.gpu["bytes"] <= _MAX_ITEM_BYTES)
     ).fill_null(value=False)
     graph, activity = program.graph, program.edge_activity

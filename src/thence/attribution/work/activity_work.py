@@ -21,7 +21,7 @@ from thence.attribution.work.said import said_work
 from thence.attribution.work.served_attention import SERVED_ATTENTION, served_attention
 from thence.attribution.work.traffic import traffic_of
 from thence.model.attributed import of_each_activity
-from thence.model.names import matching
+from thence.model.names import ON_DEVICE, matching
 from thence.model.peaks import DTYPES
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ WORK: dict[str, Any] = {
 computes in, and the source of the FLOP, or else of the bytes; null where unknown."""
 _DATA_TYPE_BYTES = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "int8": 1}
 """Bytes of an element by the data type in which a kernel computes."""
-_DEVICE_COPY = "DtoD"
 _ELEMENT_SIZE = r"OpaqueType<([0-9]{1,2})u?>"
 """In names of PyTorch's kernels that move elements of any type: their bytes."""
 _SHARED: dict[str, Any] = {"index": pl.UInt32(), "flop": pl.Float64(), "traffic": pl.Float64(), "type": pl.String()}
@@ -76,7 +75,7 @@ def activity_work(trace: Attributed) -> pl.DataFrame:
     def first(column: str) -> pl.Expr:
         return pl.coalesce(pl.col(f"{column}_{rule}") for rule in names)
 
-    times_moved = pl.when(pl.lit(matching(trace.gpu["name"], _DEVICE_COPY))).then(2).otherwise(1)
+    times_moved = pl.when(pl.lit(matching(trace.gpu["name"], ON_DEVICE))).then(2).otherwise(1)
     own = pl.when("copied").then(times_moved * pl.col("bytes").cast(pl.Float64))
     rules = [
         pl.when(pl.col(f"{column}_{rule}").is_not_null()).then(pl.lit(rule))
