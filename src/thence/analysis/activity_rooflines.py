@@ -191,7 +191,8 @@ def activity_rooflines(trace: Attributed, peaks: Mapping[tuple[int, int], Peaks]
 def _with_times(rated: pl.DataFrame) -> pl.DataFrame:
     """Adds links (whether its bytes pass over a link), and the times that FLOP and bytes take at the ceilings."""
     copies = pl.col("kind") == "memcpy"
-    over_host, over_gpu = (copies & pl.lit(matching(rated["name"], way)) for way in (f"{TO_DEVICE}|{FROM_DEVICE}", BETWEEN_DEVICES))
+    ways = (f"{TO_DEVICE}|{FROM_DEVICE}", BETWEEN_DEVICES)
+    over_host, over_gpu = (copies & pl.lit(matching(rated["name"], way)) for way in ways)
     links = pl.col("communicates") | over_host | over_gpu
     link = pl.when(over_host).then("host_link").otherwise("gpu_link")
     moved = pl.when("communicates").then("link_bytes").otherwise("bytes")

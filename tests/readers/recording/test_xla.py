@@ -202,7 +202,8 @@ class Made:
             "format": RECORDING, "version": RECORDING_VERSION, "rank": 0, "pid": 77, "began_ns": self.began,
             "finished": True,
         }  # fmt: skip
-        self.parts.save(lambda: told, self.names.new())
+        self.parts.take(self.names.new())
+        self.parts.write(lambda: told)
         return self.parts.directory
 
 
