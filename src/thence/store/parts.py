@@ -216,9 +216,9 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
 
 def _typed_places(places: pl.DataFrame) -> pl.DataFrame:
     """Places in their types; a kind of place that is newer than the store is not recorded."""
-    newer = [name for name in _PLACE_TYPES if name not in places.columns]
-    values = {name: pl.lit(NOT_RECORDED if name.endswith("_rule") else None) for name in newer}
-    return places.with_columns(**values).cast(_PLACE_TYPES).select(places.columns + newer)
+    newer = [kind for kind in PLACES if not {kind, f"{kind}_rule"} & set(places.columns)]
+    values = {kind: pl.lit(None) for kind in newer} | {f"{kind}_rule": pl.lit(NOT_RECORDED) for kind in newer}
+    return places.with_columns(**values).cast(_PLACE_TYPES)
 
 
 def _possible_work(work: pl.DataFrame, rows: int) -> pl.DataFrame:
