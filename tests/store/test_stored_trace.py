@@ -144,6 +144,8 @@ def test_a_page_of_many_ranks_reads_the_tables_of_two(
         mean - steps.too_long["duration_ns"].sum()
     )
     assert page.idle.result is None
+    assert page.collectives.result is None  # of two ranks it would say that all others are missing
+    assert "of all ranks are not read" in page.collectives.reason
 
 
 @pytest.mark.parametrize(

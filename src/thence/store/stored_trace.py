@@ -212,9 +212,13 @@ class StoredTrace(Trace):
         slowest, middle = (rank for rank, _ in timeline_rows.opened(job))
         page = self.selected(Selection(ranks=tuple(sorted({slowest, middle})))).page()
         of_all: tuple[By, ...] = ("kernel", "rank")
+        late = ", which makes the others wait most" if job.ranks["wait_caused_ns"][0] else ""
         compared = "" if slowest == middle else f", and rank {middle}, with which it is compared"
+        # Of two ranks, all others would count as missing.
+        unread = "collectives: their tables of all ranks are not read for this page; thence collectives reads them"
         return replace(
             page,
+            collectives=ResultOrReason(None, unread),
             headline=self.headline,
             whole=self.report("kernel"),
             summaries={**page.summaries, **{by: self.report(by) for by in of_all}},
@@ -222,7 +226,7 @@ class StoredTrace(Trace):
             job=ResultOrReason(job),
             soundness=self._soundness,
             explanation=self._explained_by_summaries(job),
-            in_full=f"of rank {slowest}, which makes the others wait most{compared}",
+            in_full=f"of rank {slowest}{late}{compared}",
             of_all=of_all,
         )
 
