@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thence.capture.cuda.cupti import TAKEN
+from thence.capture.cuda.cupti import RIGHTS_CURE, TAKEN
 from thence.capture.cuda.cupti_owner import holder
 from thence.doctor.probe import Finding, probe
 from thence.doctor.versions import (
@@ -150,12 +150,6 @@ def _libcupti(machine: _Machine) -> _Answer:
 _CUPTI_CURE = "pip install nvidia-cuda-cupti (CUDA 12: nvidia-cuda-cupti-cu12); PyTorch and JAX install it"
 
 
-_RIGHTS_CURE = (
-    "run as root, give the container --cap-add SYS_ADMIN, or let the administrator load the driver with "
-    "NVreg_RestrictProfilingToAdminUsers=0"
-)
-
-
 def _recording(machine: _Machine) -> _Answer:
     missing = machine.missing("driver", "libcupti")
     if missing:
@@ -178,7 +172,7 @@ def _counters(machine: _Machine) -> _Answer:
     if why:
         return _no(f"hardware counters cannot be sampled: {why}", _CUPTI_CURE)
     if _admins_only() and not _may_profile():
-        return _no("hardware counters are for administrators only here", _RIGHTS_CURE)
+        return _no("hardware counters are for administrators only here", RIGHTS_CURE)
     return _yes("thence record --counters samples hardware counters, if no other tool samples the same GPU")
 
 
@@ -217,7 +211,7 @@ def _recording_cure(machine: _Machine) -> str:
     if owner:
         return f"{owner[0]} uses CUPTI: {owner[1]}"
     if code == _NO_PRIVILEGE or (_admins_only() and not _may_profile()):
-        return _RIGHTS_CURE
+        return RIGHTS_CURE
     return "thence.measure(f, mode='events') works without CUPTI"
 
 

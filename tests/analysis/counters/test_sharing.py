@@ -9,6 +9,7 @@ import pytest
 
 from counter_samples import Kernels, back_to_back, with_gaps
 from thence.analysis.counters.sharing import Pairs, Shares, of_places, pairs_of, pieces_of, shared, with_idle
+from thence.model.intervals import Intervals
 from thence.model.thresholds import COUNTER_ERROR_SHARE
 
 DURATIONS = (6_000, 9_000, 14_000, 30_000, 80_000)
@@ -18,7 +19,7 @@ TRIALS, INSIDE = 25, 0.95
 
 def shared_of(kernels: Kernels, interval: int = 10_000) -> Shares:
     start, end, amounts = kernels.samples(interval)
-    return shared(pairs_of((start, end), (kernels.start, kernels.end), kernels.kind), amounts)
+    return shared(pairs_of(Intervals(start, end), Intervals(kernels.start, kernels.end), kernels.kind), amounts)
 
 
 def by_kind(kernels: Kernels, shares: Shares) -> tuple[np.ndarray, np.ndarray]:
@@ -45,7 +46,7 @@ def test_the_truth_is_inside_of_the_interval_in_95_of_100(rise: float, late: flo
 def test_all_is_shared_and_idle_keeps_its_own() -> None:
     made = with_gaps(back_to_back(np.random.default_rng(1), DURATIONS, RATES, 20), 25_000)
     start, end, amounts = made.samples(10_000)
-    pairs = pairs_of((start, end), (made.start, made.end), made.kind)
+    pairs = pairs_of(Intervals(start, end), Intervals(made.start, made.end), made.kind)
     nothing = pairs.ran == 0
     amounts = amounts + np.where(nothing, 17.0, 0.0)
     shares = shared(pairs, amounts)
@@ -84,8 +85,8 @@ def test_kinds_that_only_run_together_have_no_figures() -> None:
     start, end, amounts = made.samples(10_000)
     amounts = amounts + twin.samples(10_000)[2]
     kind = np.concatenate([made.kind, twin.kind])
-    times = np.tile(made.start, 2), np.tile(made.end, 2)
-    shares = shared(pairs_of((start, end), times, kind), amounts)
+    times = Intervals(np.tile(made.start, 2), np.tile(made.end, 2))
+    shares = shared(pairs_of(Intervals(start, end), times, kind), amounts)
     rows = np.arange(len(kind))
     apart = of_places(shares, pieces_of(shares.pairs, rows, kind, np.ones(len(rows)), 3))
     assert (1.96 * apart[1] / apart[0])[[0, 2]].min() > COUNTER_ERROR_SHARE
@@ -107,8 +108,8 @@ def test_kinds_on_two_streams_that_meet_in_all_ways_are_told_apart() -> None:
     for _, _, amount in (first, last):
         amounts[: len(amount)] += amount
     kind = np.concatenate([left.kind, right.kind])
-    times = np.concatenate([left.start, right.start]), np.concatenate([left.end, right.end])
-    shares = shared(pairs_of((start, start + 10_000), times, kind), amounts)
+    times = Intervals(np.concatenate([left.start, right.start]), np.concatenate([left.end, right.end]))
+    shares = shared(pairs_of(Intervals(start, start + 10_000), times, kind), amounts)
     each = np.arange(len(kind))
     amount, deviation = of_places(shares, pieces_of(shares.pairs, each, kind, np.ones(len(each)), 4))
     truth = np.bincount(kind, np.concatenate([left.work, right.work]))
@@ -140,8 +141,8 @@ def test_idle_time_has_its_own_rate_where_it_costs_something() -> None:
     busy = Kernels(begin, begin + lasting, np.zeros(400, np.int64), 500e-9 * lasting)
     start, end, amounts = busy.samples(100_000_000, before=0, after=0)
     amounts = amounts + 100e-9 * (end - start)
-    samples = start, end
-    ran = begin, begin + lasting
+    samples = Intervals(start, end)
+    ran = Intervals(begin, begin + lasting)
     pairs = with_idle(pairs_of(samples, ran, busy.kind, ends=False), samples, ran)
     shares = shared(pairs, amounts)
     assert shares.rates * 1e9 == pytest.approx([600, 100], rel=0.02)
@@ -152,7 +153,7 @@ def test_pairs_are_those_of_a_plain_loop() -> None:
     start = np.sort(rng.integers(0, 1000, 30))
     end = start + rng.integers(1, 200, 30)
     samples = np.arange(100, 900, 50)
-    pairs: Pairs = pairs_of((samples, samples + 40), (start, end), np.zeros(30, np.int64), ends=False)
+    pairs: Pairs = pairs_of(Intervals(samples, samples + 40), Intervals(start, end), np.zeros(30, np.int64), ends=False)
     wanted = {
         (s, a): min(end[a], samples[s] + 40) - max(start[a], samples[s])
         for s in range(len(samples))

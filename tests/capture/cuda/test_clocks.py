@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
-
+from fake_nvml import FakeNvml
 from thence.capture.cuda import nvml
 from thence.capture.cuda.clocks import ClockSamples
 
-
-class FakeDriver:
-    """Two devices, of which the program uses the second: CUDA's number 1, at bus ``0000:0A``."""
-
-    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
-        count._obj.value = 2
-        return 0
-
-    def cuDevicePrimaryCtxGetState(self, device: Any, _flags: Any, active: Any) -> int:  # noqa: N802
-        active._obj.value = device.value == 1
-        return 0
-
-    def cuDeviceGetPCIBusId(self, text: Any, _size: Any, device: Any) -> int:  # noqa: N802
-        text.value = b"0000:0A" if device.value == 1 else b"0000:0B"
-        return 0
+if TYPE_CHECKING:
+    import pytest
 
 
-class FakeNvml:
+class ClocksNvml(FakeNvml):
     """Devices by bus; with each sample the clock rises by 1 MHz, and energy by 75 J. Power is 300 W."""
 
     def __init__(self) -> None:
         self.mhz = 1000
         self.millijoules = 5_000_000
-
-    def nvmlDeviceGetHandleByPciBusId_v2(self, bus: Any, handle: Any) -> int:  # noqa: N802
-        handle._obj.value = 7 if bus.value == b"0000:0A" else 0
-        return 0 if handle._obj.value else 6
 
     def nvmlDeviceGetClockInfo(self, handle: Any, kind: Any, clock: Any) -> int:  # noqa: N802
         assert (handle.value, kind.value) == (7, 1)
@@ -53,16 +35,8 @@ class FakeNvml:
         return 0
 
 
-@pytest.fixture
-def moment(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [100.0]
-    monkeypatch.setattr(nvml, "load_driver", FakeDriver)
-    monkeypatch.setattr(nvml.time, "monotonic", lambda: now[0])
-    return now
-
-
 def test_devices_in_use_are_sampled_at_most_four_times_a_second(moment: list[float]) -> None:
-    samples = ClockSamples(FakeNvml())
+    samples = ClockSamples(ClocksNvml())
     for step in range(11):  # each tenth of a second: at 0, 0.3, 0.6 and 0.9
         moment[0] = 100 + step / 10
         samples.look()
@@ -76,7 +50,7 @@ def test_devices_in_use_are_sampled_at_most_four_times_a_second(moment: list[flo
 def test_energy_between_two_samples_is_a_row(moment: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     unix = [1000]
     monkeypatch.setattr(nvml.time, "time_ns", lambda: unix[0])
-    driver = FakeNvml()
+    driver = ClocksNvml()
     samples = ClockSamples(driver)
     for _ in range(3):
         samples.look()
@@ -92,9 +66,9 @@ def test_energy_between_two_samples_is_a_row(moment: list[float], monkeypatch: p
 def test_a_device_that_does_not_tell_its_energy_has_clocks_alone(
     moment: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(FakeNvml, "nvmlDeviceGetTotalEnergyConsumption")
-    monkeypatch.delattr(FakeNvml, "nvmlDeviceGetPowerUsage")
-    samples = ClockSamples(FakeNvml())
+    monkeypatch.delattr(ClocksNvml, "nvmlDeviceGetTotalEnergyConsumption")
+    monkeypatch.delattr(ClocksNvml, "nvmlDeviceGetPowerUsage")
+    samples = ClockSamples(ClocksNvml())
     for _ in range(2):
         samples.look()
         moment[0] += 0.3
@@ -104,7 +78,7 @@ def test_a_device_that_does_not_tell_its_energy_has_clocks_alone(
 
 
 def test_a_long_recording_keeps_few_samples_over_all_of_its_time(moment: list[float]) -> None:
-    samples = ClockSamples(FakeNvml())
+    samples = ClockSamples(ClocksNvml())
     for _ in range(3000):
         moment[0] += 0.25
         samples.look()

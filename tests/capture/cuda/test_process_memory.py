@@ -9,27 +9,11 @@ from typing import Any
 
 import pytest
 
-from thence.capture.cuda import nvml
+from fake_nvml import FakeNvml
 from thence.capture.cuda.process_memory import ProcessMemorySamples
 
 
-class FakeDriver:
-    """Two devices, of which the program uses the second: CUDA's number 1, at bus ``0000:0A``."""
-
-    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
-        count._obj.value = 2
-        return 0
-
-    def cuDevicePrimaryCtxGetState(self, device: Any, _flags: Any, active: Any) -> int:  # noqa: N802
-        active._obj.value = device.value == 1
-        return 0
-
-    def cuDeviceGetPCIBusId(self, text: Any, _size: Any, device: Any) -> int:  # noqa: N802
-        text.value = b"0000:0A" if device.value == 1 else b"0000:0B"
-        return 0
-
-
-class FakeNvml:
+class MemoryNvml(FakeNvml):
     """Devices by bus.
 
     Attributes:
@@ -38,10 +22,6 @@ class FakeNvml:
 
     def __init__(self) -> None:
         self.processes: list[tuple[int, int]] = []
-
-    def nvmlDeviceGetHandleByPciBusId_v2(self, bus: Any, handle: Any) -> int:  # noqa: N802
-        handle._obj.value = 7 if bus.value == b"0000:0A" else 0
-        return 0 if handle._obj.value else 6
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Any, count: Any, rows: Any) -> int:  # noqa: N802
         assert handle.value == 7
@@ -54,16 +34,8 @@ class FakeNvml:
         return 0
 
 
-@pytest.fixture
-def moment(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [100.0]
-    monkeypatch.setattr(nvml, "load_driver", FakeDriver)
-    monkeypatch.setattr(nvml.time, "monotonic", lambda: now[0])
-    return now
-
-
 def test_memory_is_that_of_this_process_as_the_driver_counts_it(moment: list[float]) -> None:
-    driver = FakeNvml()
+    driver = MemoryNvml()
     samples = ProcessMemorySamples(driver)
     unknown = (1 << 64) - 1
     for processes in (
@@ -82,7 +54,7 @@ def test_memory_is_that_of_this_process_as_the_driver_counts_it(moment: list[flo
 
 @pytest.mark.usefixtures("moment")
 def test_a_driver_without_the_function_has_no_memory_of_processes() -> None:
-    class Older(FakeNvml):
+    class Older(MemoryNvml):
         nvmlDeviceGetComputeRunningProcesses_v3 = property()  # noqa: N815
 
     samples = ProcessMemorySamples(Older())

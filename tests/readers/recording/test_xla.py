@@ -202,8 +202,7 @@ class Made:
             "format": RECORDING, "version": RECORDING_VERSION, "rank": 0, "pid": 77, "began_ns": self.began,
             "finished": True,
         }  # fmt: skip
-        self.parts.take(self.names.new())
-        self.parts.write(lambda: told)
+        self.parts.write(self.parts.take(self.names.new()), lambda: told)
         return self.parts.directory
 
 

@@ -19,6 +19,7 @@ from thence.analysis.counters.sharing import pairs_of, shared
 from thence.model.attributed import once_per_trace
 from thence.model.counter_names import COUNTERS, ENERGY
 from thence.model.grouped_intervals import numbered
+from thence.model.intervals import Intervals
 from thence.model.layers import folded_names
 from thence.model.thresholds import COUNTER_KIND_RATIO
 
@@ -64,7 +65,8 @@ class Sampled:
     @cached_property
     def pairs(self) -> Pairs:
         """Which part of which activity was in which sample; activities by their position in ``rows``."""
-        return pairs_of((self.start, self.end), (self.activity_start, self.activity_end), self.kind)
+        activities = Intervals(self.activity_start, self.activity_end)
+        return pairs_of(Intervals(self.start, self.end), activities, self.kind)
 
     @cached_property
     def shares(self) -> dict[str, Shares]:

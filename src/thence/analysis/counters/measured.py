@@ -17,6 +17,7 @@ from thence.analysis.counters.devices import CLOCKS, Sampled, sampled_devices
 from thence.analysis.counters.sharing import of_places, pairs_of, pieces_of, shared, sums, with_idle
 from thence.attribution.work.data_types import data_types
 from thence.model.counter_names import COUNTERS, ENERGY
+from thence.model.intervals import Intervals
 from thence.model.peaks import tensor_flop_in_cycle
 from thence.model.thresholds import COUNTER_ENERGY_EDGE_NS, COUNTER_ERROR_SHARE
 
@@ -141,11 +142,11 @@ def _add_counters(summed: _Sums, sampled: Sampled, claims: _Claims, trace: Attri
         summed.add(name, *of_places(shares, pieces))
     in_cycle = tensor_flop_in_cycle(None if device is None else device.compute_capability)
     if "tensor_cycles" in sampled.shares and in_cycle is not None:
-        _add_tensor_flop(summed, sampled, pieces, (asked[claims.row[held]], position), in_cycle)
+        _add_tensor_flop(summed, sampled, pieces, asked[claims.row[held]], position, in_cycle)
 
 
 def _add_tensor_flop(
-    summed: _Sums, sampled: Sampled, pieces: Pieces, asked: tuple[pl.DataFrame, Int64], in_cycle: int
+    summed: _Sums, sampled: Sampled, pieces: Pieces, asked: pl.DataFrame, position: Int64, in_cycle: int
 ) -> None:
     """Adds known_cycles (of 16-bit types), and padded_cycles and asked_cycles of the activities with a model.
 
@@ -153,13 +154,13 @@ def _add_tensor_flop(
         summed: to add to.
         sampled: the counters of a device.
         pieces: of the places.
-        asked: what `_asked` returns of each claim, and the position of its activity.
+        asked: what `_asked` returns of each claim.
+        position: of the activity of each claim among those of the device.
         in_cycle: FLOP in a cycle.
     """
-    claimed, position = asked
     pairs, cycles = sampled.pairs, sampled.shares["tensor_cycles"].of_pairs
     wide, flop = np.zeros(len(sampled.rows), np.bool_), np.full(len(sampled.rows), np.nan)
-    wide[position], flop[position] = claimed["wide"].to_numpy(), claimed["flop"].fill_null(np.nan).to_numpy()
+    wide[position], flop[position] = asked["wide"].to_numpy(), asked["flop"].fill_null(np.nan).to_numpy()
     duration = np.maximum(sampled.activity_end - sampled.activity_start, 1)
     activity = pairs.activity[pieces.pair]
     modelled = ~np.isnan(flop[activity]) & ~wide[activity]
@@ -187,8 +188,8 @@ def _add_energy(summed: _Sums, sampled: Sampled, claims: _Claims) -> None:
     first = np.flatnonzero(np.append(True, np.diff(group[order]) != 0))
     begin = start[first]
     end = np.minimum(until[np.append(first[1:], len(start)) - 1], np.append(begin[1:], until[-1]))
-    runs = begin, np.maximum(end, begin)
-    samples = sampled.start, sampled.end
+    runs = Intervals(begin, np.maximum(end, begin))
+    samples = Intervals(sampled.start, sampled.end)
     pairs = with_idle(pairs_of(samples, runs, group[order][first], ends=False), samples, runs)
     place = group[order][first]
     rows = np.flatnonzero(place < claims.groups)

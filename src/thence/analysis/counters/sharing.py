@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thence.model.intervals import gaps
+from thence.model.intervals import Intervals, gaps
 from thence.model.thresholds import COUNTER_EDGE_NS, COUNTER_ENDS_NS, COUNTER_UNEVEN
 
 if TYPE_CHECKING:
@@ -90,58 +90,51 @@ class Pairs:
         return sums(self.rate, values, self.rates)
 
 
-def pairs_of(samples: tuple[Int64, Int64], activities: tuple[Int64, Int64], kind: Int64, *, ends: bool = True) -> Pairs:
+def pairs_of(samples: Intervals, activities: Intervals, kind: Int64, *, ends: bool = True) -> Pairs:
     """All pairs of a sample and a part of an activity that have time in common.
 
     Args:
-        samples: start and end, ns, in the order of time, not overlapping.
-        activities: start and end, ns; they may overlap.
+        samples: in the order of time, not overlapping.
+        activities: they may overlap.
         kind: of each activity, from 0.
         ends: whether the beginning and the end of activities have rates of their own.
     """
-    start, end = activities
+    start, end = activities.start, activities.end
     kinds = int(kind.max(initial=-1)) + 1
     rows = np.arange(len(start))
     if not ends:
-        return _pairs(samples, (start, end), rows, kind, (start, end), kinds)
-    apart = np.minimum(COUNTER_ENDS_NS, (end - start) // 3)
+        return _pairs(samples, activities, rows, kind, activities, kinds)
+    apart = np.minimum(COUNTER_ENDS_NS, activities.duration // 3)
     first, last = start + apart, end - apart
-    parts = (np.concatenate([start, first, last]), np.concatenate([first, last, end]))
+    parts = Intervals(np.concatenate([start, first, last]), np.concatenate([first, last, end]))
+    whole = Intervals(np.tile(start, 3), np.tile(end, 3))
     rate = np.concatenate([kind, kind + kinds, kind + 2 * kinds])
-    return _pairs(samples, parts, np.tile(rows, 3), rate, (np.tile(start, 3), np.tile(end, 3)), 3 * kinds)
+    return _pairs(samples, parts, np.tile(rows, 3), rate, whole, 3 * kinds)
 
 
-def _pairs(
-    samples: tuple[Int64, Int64],
-    parts: tuple[Int64, Int64],
-    activity: Int64,
-    rate: Int64,
-    whole: tuple[Int64, Int64],
-    rates: int,
-) -> Pairs:
+def _pairs(samples: Intervals, parts: Intervals, activity: Int64, rate: Int64, whole: Intervals, rates: int) -> Pairs:
     """See `pairs_of`; ``whole`` is the time of the activity of each part."""
-    (sample_start, sample_end), (start, end) = samples, parts
-    first = np.searchsorted(sample_end, start, side="right")
-    count = np.maximum(np.searchsorted(sample_start, end, side="left") - first, 0)
-    part = np.repeat(np.arange(len(start)), count)
+    first = np.searchsorted(samples.end, parts.start, side="right")
+    count = np.maximum(np.searchsorted(samples.start, parts.end, side="left") - first, 0)
+    part = np.repeat(np.arange(len(parts.start)), count)
     sample = np.repeat(first - np.cumsum(count) + count, count) + np.arange(int(count.sum()))
     order = np.argsort(sample, kind="stable")
     sample, part = sample[order], part[order]
-    low, high = np.maximum(start[part], sample_start[sample]), np.minimum(end[part], sample_end[sample])
-    edges = (low == whole[0][part]).astype(np.float64) + (high == whole[1][part])
+    low, high = np.maximum(parts.start[part], samples.start[sample]), np.minimum(parts.end[part], samples.end[sample])
+    edges = (low == whole.start[part]).astype(np.float64) + (high == whole.end[part])
     held = high > low
     sample, part = sample[held], part[held]
     time = (high - low)[held].astype(np.float64)
-    return Pairs(sample, activity[part], rate[part], time, edges[held], len(sample_start), rates)
+    return Pairs(sample, activity[part], rate[part], time, edges[held], len(samples.start), rates)
 
 
-def with_idle(pairs: Pairs, samples: tuple[Int64, Int64], activities: tuple[Int64, Int64]) -> Pairs:
+def with_idle(pairs: Pairs, samples: Intervals, activities: Intervals) -> Pairs:
     """The same pairs and those with idle time, which has a rate of its own, the last one."""
-    start, end = activities
-    first, last = int(samples[0][0]), int(samples[1][-1])
-    bounds = np.array([first, last])
-    begin, until = gaps(np.concatenate([bounds[:1], start, bounds[1:]]), np.concatenate([bounds[:1], end, bounds[1:]]))
-    idle = _pairs(samples, (begin, until), np.full(len(begin), -1), np.zeros(len(begin), np.int64), (begin, until), 1)
+    first, last = samples.start[:1], samples.end[-1:]
+    begin, end = (np.concatenate([first, times, last]) for times in (activities.start, activities.end))
+    alone = Intervals(*gaps(begin, end))
+    count = len(alone.start)
+    idle = _pairs(samples, alone, np.full(count, -1), np.zeros(count, np.int64), alone, 1)
     sample = np.concatenate([pairs.sample, idle.sample])
     order = np.argsort(sample, kind="stable")
 

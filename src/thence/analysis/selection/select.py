@@ -257,7 +257,7 @@ def _drop_other_ranks_and_devices(trace: Attributed, selection: Selection) -> At
     if selection.devices:
         programs &= trace.programs["device"].is_in(selection.devices)
         in_steps &= trace.steps["device"].is_in(selection.devices).fill_null(value=True)
-    trace = _with_memory_of(_with_hosts(trace, trace.host["rank"].is_in(ranks)), ranks, selection.devices)
+    trace = _with_memory_and_counters_of(_with_hosts(trace, trace.host["rank"].is_in(ranks)), ranks, selection.devices)
     return dataclasses.replace(
         trace,
         threads=trace.threads.filter(pl.col("rank").is_in(ranks)),
@@ -269,7 +269,7 @@ def _drop_other_ranks_and_devices(trace: Attributed, selection: Selection) -> At
     )
 
 
-def _with_memory_of(trace: Attributed, ranks: Sequence[int], devices: Sequence[int]) -> Attributed:
+def _with_memory_and_counters_of(trace: Attributed, ranks: Sequence[int], devices: Sequence[int]) -> Attributed:
     """Drops memory and counters of other ranks and devices; those of the host stay."""
 
     def kept(frame: pl.DataFrame) -> pl.Series:

@@ -184,7 +184,7 @@ def empty_steps(evidence: Evidence) -> Judgement:
     unknown: list[int] = []
     moments = _times_of_work(evidence), _times_of_host(evidence)
     recorded = set(evidence.tables.meta.formats) == {THENCE_RECORDING}
-    launches = _by_rank(evidence.launches.table.select("rank", "start"))
+    launches = _by_rank(evidence.launches.table.select("rank", "start")) if recorded else {}
     nothing = np.empty(0, np.int64)
     ordered = steps.sort("rank", "start")
     for rank, rows in rows_by_number(ordered["rank"].to_numpy()):
@@ -193,7 +193,8 @@ def empty_steps(evidence: Evidence) -> Judgement:
             continue
         part = ordered[rows]
         empty = _empty(part, *(times.get(rank, nothing) for times in moments))
-        empty[-1] &= not recorded or launches.get(rank, nothing).max(initial=0) >= part["start"][-1]
+        if recorded:
+            empty[-1] &= launches.get(rank, nothing).max(initial=0) >= part["start"][-1]
         if empty.any() and not empty.all():
             judgement.findings.append(_empty_steps_finding(evidence, rank, part, empty))
     if unknown:

@@ -45,6 +45,11 @@ _FORCED = 1
 """CUPTI_ACTIVITY_FLAG_FLUSH_FORCED"""
 _MAX_LIMIT_REACHED = 12
 
+RIGHTS_CURE = (
+    "run as root, give the container --cap-add SYS_ADMIN, or let the administrator load the driver with "
+    "NVreg_RestrictProfilingToAdminUsers=0"
+)
+"""How a user gets the right to profile."""
 _MEANINGS = {
     1: "a parameter was refused",
     2: "the device is not valid",
@@ -64,10 +69,7 @@ _MEANINGS = {
     26: "another tool, or another process, samples the counters of this device",
     27: "it is not supported on this device",
     33: "profiling is not possible on this virtual device",
-    35: (
-        "the user has no right to profile: run as root, give the container --cap-add SYS_ADMIN, or "
-        "let the administrator load the driver with NVreg_RestrictProfilingToAdminUsers=0"
-    ),
+    35: f"the user has no right to profile: {RIGHTS_CURE}",
     36: "the old profiler interface is in use in this process",
     38: "profiling is not supported on this device",
     TAKEN: "another profiler in this process uses CUPTI, which serves one at a time",

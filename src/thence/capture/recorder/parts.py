@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     Column = np.ndarray[Any, Any] | Sequence[str | None]
     Columns = Mapping[str, Column]
+    Taken = Mapping[str, list[Columns]]
 
 _MAX_WAITING_ROWS = 400_000
 """Limit on rows of other tables that wait for the first activity; if there are more, they count as lost."""
@@ -73,7 +74,6 @@ class Parts:
         self._name = name
         self.numbers: dict[str, int] = {}
         self._pending: dict[str, list[Columns]] = {}
-        self._round: dict[str, list[Columns]] = {}
         self.pending_rows = self.pending_bytes = 0
         self.ring = ring
 
@@ -90,26 +90,27 @@ class Parts:
         """Whether device activities wait for the next part."""
         return not self._pending.keys().isdisjoint(ACTIVITIES)
 
-    def take(self, names: Mapping[str, Sequence[Any]]) -> None:
-        """Takes all pending rows for `write`; rows that are added from here on are in the parts after these.
+    def take(self, names: Mapping[str, Sequence[Any]]) -> Taken:
+        """All pending rows, for `write`; rows that are added from here on are in the parts after these.
 
         Args:
             names: the new names, which are written first.
         """
         self.add("names", names)
         if self.folder is not None or self.holds_activities:
-            self._round = self._taken()
-        elif self.pending_rows > _MAX_WAITING_ROWS:
+            return self._taken()
+        if self.pending_rows > _MAX_WAITING_ROWS:
             self._lose_all(self._taken())
+        return {}
 
-    def write(self, description: Callable[[], Mapping[str, Any]]) -> None:
-        """Writes the rows that `take` took; rows that cannot be written are counted as lost.
+    def write(self, pending: Taken, description: Callable[[], Mapping[str, Any]]) -> None:
+        """Writes rows; rows that cannot be written are counted as lost.
 
         Args:
+            pending: as `take` returned them.
             description: returns the content of ``recording.json``, which is written before the first part and
                 after the last one.
         """
-        pending, self._round = self._round, {}
         if self.folder is None and (not pending or not self._begin(description)):
             self._lose_all(pending)
             return

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from thence.capture.recorder.options import RecordOptions
+    from thence.capture.recorder.parts import Taken
 
 _LOG = logging.getLogger("thence.capture.recorder")
 _MAX_WAITING_BYTES = 16 << 20
@@ -493,18 +494,22 @@ class Recorder:
             if self._waits_for_window(now):
                 return
             # Without a flush, records of threads that launch little would stay in half-full buffers.
-            if self._uses_xla():
-                self.xla_is_used()
-            if self._flushes:
-                self._flush(unfinished=False)
-            self._read_all()
-            self._take_rows()
+            self._flush_and_read(unfinished=False)
+            rows = self._take_rows()
         age = now - self._began
         self._flush_seconds = min(2 * self._flush_seconds, self._options.flush_seconds)
         self._flush_seconds = max(self._flush_seconds, age / _SHARE_OF_TIME)
-        self._write_parts()  # states the time to the next round: so much may be lost
+        self._write_parts(rows)  # states the time to the next round: so much may be lost
         self._due = now + self._flush_seconds
         self._round_seconds = max(self._round_seconds, time.monotonic() - now)
+
+    def _flush_and_read(self, *, unfinished: bool) -> None:
+        """Reads what CUPTI holds, as far as it can be flushed; ``unfinished``: also of activities that still run."""
+        if self._uses_xla():
+            self.xla_is_used()
+        if self._flushes:
+            self._flush(unfinished=unfinished)
+        self._read_all()
 
     def _look_at_counters(self) -> None:
         if self._options.counters is None:
@@ -535,11 +540,7 @@ class Recorder:
 
     def _complete(self) -> None:
         self._counters.finish()
-        if self._uses_xla():
-            self.xla_is_used()
-        if self._flushes:
-            self._flush(unfinished=True)
-        self._read_all()
+        self._flush_and_read(unfinished=True)
         self._save()
         self._stopped_ns = time.time_ns()
         self._describe(finished=self._flushes)
@@ -626,23 +627,22 @@ class Recorder:
         return self._names.of_text(_SUFFIX.sub("", name))
 
     def _save(self) -> None:
-        self._take_rows()
-        self._write_parts()
+        self._write_parts(self._take_rows())
 
-    def _take_rows(self) -> None:
-        """Takes all rows for the next parts."""
+    def _take_rows(self) -> Taken:
+        """All rows for the next parts."""
         try:
             for table, columns in self._source(self._names).items():
                 self.parts.add(table, columns)
             self._take_calls()
         except Exception as error:  # noqa: BLE001 - as above; and CUPTI's records do not depend on it
             self.warn(f"some marks could not be written and are lost: {error!r}")
-        self.parts.take(self._names.new())
+        return self.parts.take(self._names.new())
 
-    def _write_parts(self) -> None:
+    def _write_parts(self, rows: Taken) -> None:
         try:
             self._known_rank()
-            self.parts.write(lambda: self._description(finished=False))
+            self.parts.write(rows, lambda: self._description(finished=False))
         except Exception as error:  # noqa: BLE001 - as above
             self.warn(f"some records could not be written and are lost: {error!r}")
 

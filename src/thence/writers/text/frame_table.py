@@ -67,7 +67,7 @@ def frame_table(
         column: max(len(word) for text in ("", headings[column], *texts) for word in text.split(" "))
         for column, texts in cells.items()
     }
-    widths = _widths(needed, (numeric, figures), words, width)
+    widths = _widths(needed, numeric, figures, words, width)
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
     shown = [column for column in headings if column in widths]
     for column in shown:
@@ -94,7 +94,7 @@ def _are_figures(texts: Sequence[str]) -> bool:
 
 
 def _widths(
-    needed: Mapping[str, int], kinds: tuple[set[str], set[str]], words: Mapping[str, int], width: int
+    needed: Mapping[str, int], numeric: set[str], figures: set[str], words: Mapping[str, int], width: int
 ) -> dict[str, int]:
     """The columns that are shown, with the width of each.
 
@@ -104,11 +104,11 @@ def _widths(
 
     Args:
         needed: width of the longest value of each column, the most important column first.
-        kinds: columns of numbers; and of figures: numbers, and texts that are such.
+        numeric: columns of numbers.
+        figures: columns of numbers, and of texts that are figures.
         words: width of the longest word of each column, its heading included.
         width: width of the terminal.
     """
-    numeric, figures = kinds
     if sum(columns + _GAP for columns in needed.values()) <= width:
         return dict(needed)
     wanted = {column: columns if column in figures else min(columns, _TEXT_WIDTH) for column, columns in needed.items()}
