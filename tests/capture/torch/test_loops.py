@@ -42,7 +42,7 @@ def work(n, pause):
 def loop(rounds, pause):
     for n in range(rounds):
         if n % 7 == 0:
-            time.sleep(0.0001)
+            rare = n  # calls nothing: the loop is never looked at here, on a line of every seventh round
         work(n, pause)
         launch(f"end_{n}")
 """
