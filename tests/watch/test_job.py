@@ -7,11 +7,15 @@ import json
 import re
 import urllib.error
 import urllib.request
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from google.protobuf import json_format
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
 import thence
@@ -20,6 +24,7 @@ from thence.cli.top import command
 from thence.watch import metrics as exported
 from thence.watch.job import Watch, WatchedJob
 from thence.watch.metrics import METRICS, Metrics, server
+from thence.watch.otlp import Exporter
 from thence.watch.summary_file import Collective, Steps, Window, append
 
 SECOND = 1_000_000_000
@@ -131,6 +136,8 @@ def test_the_command_shows_it_once(job: Path, capsys: pytest.CaptureFixture[str]
     [
         (("--format", "json"), "needs --once"),
         (("--once", "--prometheus", "0"), "leave out --once"),
+        (("--once", "--otlp", "http://127.0.0.1:4318"), "leave out --once"),
+        (("--otlp", "127.0.0.1:4318"), "names a host"),
         (("--once",), "there is no recording yet"),
     ],
 )
@@ -177,6 +184,60 @@ def test_prometheus_reads_the_metrics(job: Path) -> None:
     assert families(metrics.text())["thence_steps_total"]["0",] == 1100
     kinds = {family.name: family.type for family in text_string_to_metric_families(metrics.text())}
     assert {name.removesuffix("_total"): metric.kind for name, metric in METRICS.items()} == kinds
+
+
+def otlp_values(request: ExportMetricsServiceRequest) -> dict[str, dict[tuple[str, ...], float]]:
+    """Values by the name that a collector gives Prometheus: with unit and type."""
+    (resource,) = request.resource_metrics
+    (scope,) = resource.scope_metrics
+    found = {}
+    for metric in scope.metrics:
+        assert metric.WhichOneof("data") in ("sum", "gauge")
+        points = metric.sum.data_points or metric.gauge.data_points
+        unit = {"s": "_seconds", "1": "_ratio"}.get(metric.unit, "")
+        name = metric.name.replace(".", "_") + unit + ("_total" if metric.sum.data_points else "")
+        found[name] = {tuple(a.value.string_value for a in point.attributes): point.as_double for point in points}
+        if metric.sum.data_points:
+            assert metric.sum.is_monotonic
+            assert metric.sum.aggregation_temporality == 2  # cumulative
+            assert {point.start_time_unix_nano for point in points} == {SECOND - 10 * MS}
+    return found
+
+
+def test_a_collector_of_opentelemetry_gets_the_same_metrics(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            content = self.rfile.read(int(self.headers["Content-Length"]))
+            requests.append((self.path, self.headers["Content-Type"], self.headers["api-key"], content))
+            self.send_response(503 if len(requests) > 1 else 200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%20b")
+    collector = HTTPServer(("127.0.0.1", 0), Collector)
+    Thread(target=collector.serve_forever, daemon=True).start()
+    append(job / "node-rank1-101", [window(1, 12, 0, modules={'a\x1b"': MS})])
+    metrics = Metrics(job)
+    metrics.look()
+    exporter = Exporter(metrics, f"http://127.0.0.1:{collector.server_port}/")
+    try:
+        assert exporter.send(12 * SECOND) is None
+        assert "503" in str(exporter.send(13 * SECOND))
+    finally:
+        collector.shutdown()
+        collector.server_close()
+    assert "does not answer" in str(exporter.send(14 * SECOND))
+    path, kind, key, content = requests[0]
+    assert (path, kind, key) == ("/v1/metrics", "application/json", "a b")
+    request = json_format.Parse(content, ExportMetricsServiceRequest())
+    assert otlp_values(request) == families(metrics.text())
+    for url in ("127.0.0.1:4318", "file:///etc/passwd", "http:///v1"):
+        with pytest.raises(thence.UsageError, match="names a host"):
+            Exporter(metrics, url)
 
 
 def test_labels_are_bounded_and_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

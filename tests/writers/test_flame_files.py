@@ -14,6 +14,7 @@ from xml.etree import ElementTree as ET
 import polars as pl
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import ExportProfilesServiceRequest
 
 from helpers import FSDP, STACK, run_thence, shared
 from thence.analysis.flame.answer import Flame, Split
@@ -25,6 +26,7 @@ from thence.model.places import FLAMES
 from thence.model.tables import Meta
 from thence.writers.flame.chart import IMAGE_WIDTH, flame_chart
 from thence.writers.flame.folded import folded_lines
+from thence.writers.flame.otlp import otlp_file
 from thence.writers.flame.pprof import pprof_file
 from thence.writers.flame.speedscope import speedscope_document
 from thence.writers.page.flame_page import flame_html
@@ -358,6 +360,52 @@ def test_pprof_has_the_stacks_with_files_and_lines() -> None:
     assert [(texts[t.type], texts[t.unit]) for t in read.sample_type] == [("gpu_time", "nanoseconds")]
     assert read.duration_nanos == flame.span_ns
     assert pprof_file(flame) == pprof_file(flame)
+
+
+def test_otlp_has_the_stacks_with_files_lines_and_frame_types() -> None:
+    stacks = [
+        (("train.py:45 step", "model.py:27 Block.forward", "gemm<1>"), 70),
+        (("train.py:45 step", "torch/nn/linear.py(130): forward"), 25),
+        (("two\nlines 12",), 1),
+    ]
+    flame = dataclasses.replace(made(stacks), by="stack", start_ns=5)
+    kernel = pl.col("name") == "gemm<1>"
+    nodes = flame.nodes.with_columns(kind=pl.when(kernel).then(pl.lit("compute")).otherwise("kind"))
+    flame = dataclasses.replace(flame, nodes=nodes, meta=Meta(inputs=("a",), epoch_ns=1_700_000_000_000_000_000))
+    request = ExportProfilesServiceRequest.FromString(otlp_file(flame, "training"))
+    tables = request.dictionary
+    texts = tables.string_table
+    for table in (tables.mapping_table, tables.location_table, tables.function_table, tables.link_table, texts):
+        assert not table[0] or not table[0].ByteSize()
+    assert not tables.attribute_table[0].ByteSize()
+    assert not tables.stack_table[0].ByteSize()
+
+    def frame(index: int) -> tuple[str, int, str, str | None]:
+        location = tables.location_table[index]
+        (line,) = location.lines
+        function = tables.function_table[line.function_index]
+        kinds = [tables.attribute_table[i] for i in location.attribute_indices]
+        assert all(texts[kind.key_strindex] == "profile.frame.type" for kind in kinds)
+        kind = kinds[0].value.string_value if kinds else None
+        return texts[function.filename_strindex], line.line, texts[function.name_strindex], kind
+
+    (resource,) = request.resource_profiles
+    assert [(a.key, a.value.string_value) for a in resource.resource.attributes] == [("service.name", "training")]
+    (profile,) = resource.scope_profiles[0].profiles
+    step = ("train.py", 45, "step", "cpython")
+    assert {
+        tuple(map(frame, tables.stack_table[s.stack_index].location_indices)): list(s.values) for s in profile.samples
+    } == {
+        (("", 0, "gemm<1>", "cuda"), ("model.py", 27, "Block.forward", "cpython"), step): [70],
+        (("torch/nn/linear.py", 130, "forward", "cpython"), step): [25],
+        (("", 0, "two\ufffdlines 12", None),): [1],
+    }
+    kind = profile.sample_type
+    assert (texts[kind.type_strindex], texts[kind.unit_strindex]) == ("gpu_time", "nanoseconds")
+    assert profile.time_unix_nano == 1_700_000_000_000_000_005
+    assert profile.duration_nano == flame.span_ns
+    assert len(profile.profile_id) == 16
+    assert otlp_file(flame, "training") == otlp_file(flame, "training")
 
 
 def test_pprof_of_a_recording_adds_up_to_its_gpu_time(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,7 @@ _FORMATS = {
     ".collapsed": "folded",
     ".svg": "svg",
     ".pb.gz": "pprof",
+    ".otlp.pb": "otlp",
 }
 _EXAMPLES = """\b
 Examples:
@@ -43,6 +45,7 @@ Examples:
   thence flame trace.json.gz --weight headroom -o headroom.html
   thence flame memory.json.gz --weight memory -o memory.html
   thence flame trace.json.gz --by stack -o gpu.pb.gz          go tool pprof -http : gpu.pb.gz
+  thence flame trace.json.gz --by stack -o gpu.otlp.pb        for a collector of OpenTelemetry
   thence flame trace.json.gz -o flame.svg                     an image for a document or notebook
   thence flame trace.json.gz -o - | inferno-flamegraph > interactive.svg
 """
@@ -51,7 +54,7 @@ Examples:
 @click.command("flame", cls=VerbCommand, epilog=_EXAMPLES)
 @trace_options(*SELECTING, "own", "hlo")
 @output_option(
-    ".html, .svg, .folded, .speedscope.json or .pb.gz (pprof); - prints folded stacks.",
+    ".html, .svg, .folded, .speedscope.json, .pb.gz (pprof) or .otlp.pb (OpenTelemetry); - prints folded stacks.",
     required=True,
     type=click.Path(allow_dash=True, dir_okay=False),
 )
@@ -85,15 +88,15 @@ Examples:
 )
 @force_option
 def command(inputs: Inputs, output: str, force: bool, **options: Any) -> None:  # noqa: FBT001 - a click flag
-    """GPU time as a flame graph: a page, an image, folded stacks, speedscope or pprof."""
+    """GPU time as a flame graph: a page, an image, folded stacks, speedscope, pprof or OTLP."""
     form = _format(output)
     if output != "-":
         check_output(output, force=force)
     trace = inputs.open()
     with working("building the flame graph"):
         flame = trace.flame(**options)
-    if form == "pprof":
-        _write_pprof(flame, Path(output))
+    if form in ("pprof", "otlp"):
+        _write_bytes(_profile(flame, form), Path(output))
     else:
         with _open_output(output) as stream:
             _write(flame, form, stream)
@@ -134,11 +137,19 @@ def _write(flame: Flame, form: str, stream: TextIO) -> None:
         stream.write(json.dumps(document, separators=(",", ":")))  # json.dump is ten times slower
 
 
-def _write_pprof(flame: Flame, target: Path) -> None:
-    from thence.atomic_files import atomic_write, not_written
-    from thence.writers.flame.pprof import pprof_file
+def _profile(flame: Flame, form: str) -> bytes:
+    if form == "pprof":
+        from thence.writers.flame.pprof import pprof_file
 
-    content = pprof_file(flame)
+        return pprof_file(flame)
+    from thence.writers.flame.otlp import otlp_file
+
+    return otlp_file(flame, os.environ.get("OTEL_SERVICE_NAME") or "thence")
+
+
+def _write_bytes(content: bytes, target: Path) -> None:
+    from thence.atomic_files import atomic_write, not_written
+
     try:
         atomic_write(target, content)
     except OSError as error:

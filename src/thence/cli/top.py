@@ -28,6 +28,7 @@ Examples:
   thence top run                             in another terminal
   thence top run --once --since 86400        the last day
   thence top run --prometheus 9464
+  thence top run --otlp http://127.0.0.1:4318
 
 Shares are of the time in recorded windows, with the interval in which the share of all steps lies in
 95 of 100 cases. Windows that a slow step or a user asked for do not count. A rank is late if the
@@ -60,16 +61,31 @@ others wait for it in their collectives.
     help="Serve metrics for Prometheus on this port of 127.0.0.1 (0: a free one) instead. POST /record asks for a "
     "window, with the token in THENCE_TOKEN.",
 )
+@click.option(
+    "--otlp",
+    metavar="URL",
+    help="Send metrics to this collector of OpenTelemetry instead (OTLP over HTTP), at each look. "
+    "OTEL_EXPORTER_OTLP_HEADERS and OTEL_SERVICE_NAME count.",
+)
 @choice_option("--format", "form", choices=("table", "json"), meaning="json needs --once.")
 @click.option("--top", type=click.IntRange(min=1), default=20, show_default=True, help="Rows of a table to show.")
 def command(
-    directory: str, form: str, top: int, prometheus: int | None, *, once: bool, seconds: float, since: float
+    directory: str,
+    form: str,
+    top: int,
+    prometheus: int | None,
+    otlp: str | None,
+    *,
+    once: bool,
+    seconds: float,
+    since: float,
 ) -> None:
     """Show what a program recorded with --always does: steps a second, GPU busy, idle causes, modules, late ranks."""
     if form == "json" and not once:
         raise UsageError("--format json needs --once")
-    if once and prometheus is not None:
-        raise UsageError("--prometheus serves until it is interrupted: leave out --once")
+    for name, given in (("--prometheus", prometheus), ("--otlp", otlp)):
+        if once and given is not None:
+            raise UsageError(f"{name} goes on until it is interrupted: leave out --once")
     if once:
         check_inputs((directory,))
     from thence.watch.follow import Follower
@@ -79,8 +95,8 @@ def command(
         if once:
             follower.look()
             Result(form, None, top, None).show(_watch(directory, since).now(time.time_ns()))
-        elif prometheus is not None:
-            _serve(directory, prometheus, seconds, follower)
+        elif prometheus is not None or otlp is not None:
+            _export(directory, prometheus, otlp, seconds, follower)
         elif sys.stdout.isatty():
             _show_in_place(_watch(directory, since), seconds, top, follower)
         else:
@@ -97,19 +113,29 @@ def _watch(directory: str, since: float) -> Watch:
     return Watch(Path(directory), round(since * 1e9))
 
 
-def _serve(directory: str, port: int, seconds: float, follower: Follower) -> None:
+def _export(directory: str, port: int | None, otlp: str | None, seconds: float, follower: Follower) -> None:
+    """Serves metrics on a port, sends them to a collector, or both, until the user interrupts."""
     from thence.watch.metrics import Metrics, server
+    from thence.watch.otlp import Exporter
 
     metrics = Metrics(Path(directory))
-    serving = server(metrics, port, os.environ.get("THENCE_TOKEN") or None)
-    say(f"thence: metrics of {directory} at http://127.0.0.1:{serving.server_port}/metrics")
+    exporter = None if otlp is None else Exporter(metrics, otlp)
+    serving = None if port is None else server(metrics, port, os.environ.get("THENCE_TOKEN") or None)
+    if serving is not None:
+        say(f"thence: metrics of {directory} at http://127.0.0.1:{serving.server_port}/metrics")
+    said: str | None = ""
     try:
         while True:
             follower.look()
             metrics.look()
+            failed = said if exporter is None else exporter.send(time.time_ns())
+            if failed != said:
+                say(f"thence: {failed or f'metrics of {directory} go to {otlp}'}")
+                said = failed
             time.sleep(seconds)
     finally:
-        serving.shutdown()
+        if serving is not None:
+            serving.shutdown()
 
 
 def _show_lines(watch: Watch, seconds: float, follower: Follower) -> None:

@@ -1,4 +1,4 @@
-"""Metrics of a running program or job in the text format of Prometheus, on an HTTP port of this machine.
+"""Metrics of a running program or job, in the text format of Prometheus on an HTTP port of this machine.
 
 The port also takes requests for a window, from whoever knows the token: any user of the machine, and any page in a
 browser, can reach it.
@@ -21,7 +21,7 @@ from thence.model.formats import REQUEST_FILE
 from thence.watch.summary_file import Tails
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from thence.watch.summary_file import Window
@@ -74,6 +74,8 @@ class Metrics:
         self._modules: set[str] = set()
         self._groups: set[str] = set()
         self._lock = Lock()
+        self.since_unix_ns = 0
+        """When the first window began; 0 if there is none yet."""
 
     def look(self) -> None:
         """Add the summaries that have come since the last look."""
@@ -95,8 +97,14 @@ class Metrics:
         with self._lock:
             return "".join(self._lines())
 
+    def values(self) -> list[tuple[tuple[str, tuple[str, ...]], float]]:
+        """The value of each metric for each of its labels' values. Control characters in labels are ``?``."""
+        with self._lock:
+            return list(self._values.items())
+
     def _add(self, folder: Path, window: Window) -> None:
         rank = str(window.rank)
+        self.since_unix_ns = min(self.since_unix_ns or window.begin_unix_ns, window.begin_unix_ns)
         steps = window.all_steps
         if steps is not None:
             self._count("thence_steps_total", steps.count, rank)
@@ -125,11 +133,11 @@ class Metrics:
             self._count("thence_window_collective_seconds_total", c.total_ns / 1e9, rank, group)
 
     def _count(self, name: str, value: float, *labels: str) -> None:
-        key = name, labels
+        key = name, _printable(labels)
         self._values[key] = self._values.get(key, 0.0) + max(0.0, value)
 
     def _set(self, name: str, value: float, *labels: str) -> None:
-        self._values[name, labels] = value
+        self._values[name, _printable(labels)] = value
 
     def _lines(self) -> Iterator[str]:
         for name, metric in METRICS.items():
@@ -149,8 +157,11 @@ def _bounded(known: set[str], name: str) -> str:
     return name if name in known else _OTHERS
 
 
+def _printable(labels: Iterable[str]) -> tuple[str, ...]:
+    return tuple(_UNSAFE.sub("?", label) for label in labels)
+
+
 def _escaped(text: str) -> str:
-    text = _UNSAFE.sub("?", text)
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
 

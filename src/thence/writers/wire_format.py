@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 VARINT, FIXED64, BYTES = 0, 1, 2
 """Wire types."""
 
@@ -35,3 +41,13 @@ def bytes_field(number: int, content: bytes) -> bytes:
 def text_field(number: int, text: str) -> bytes:
     """A field with text. Lone surrogates, which UTF-8 cannot hold, become question marks."""
     return bytes_field(number, text.encode("utf-8", "replace"))
+
+
+def packed_field(number: int, values: Iterable[int]) -> bytes:
+    """A field with any number of integers."""
+    return bytes_field(number, b"".join(map(varint, values)))
+
+
+def fixed64_field(number: int, value: int) -> bytes:
+    """A field with an unsigned number of always eight bytes."""
+    return field_tag(number, FIXED64) + struct.pack("<Q", value)

@@ -114,6 +114,7 @@ class Flame(Answer):
             total_ns in each phase (`PHASE_SUMS`: forward_ns, backward_ns ...; the rest is of unknown phase), idle.
         notes: notes to show with the graph, one sentence each.
         weight: what the times of the frames are.
+        start_ns: when the first work began, on the trace's clock.
     """
 
     meta: Meta
@@ -128,6 +129,7 @@ class Flame(Answer):
     nodes: pl.DataFrame
     notes: tuple[str, ...]
     weight: Weight = Weight.TIME
+    start_ns: Ns = 0
 
     @property
     def total_ns(self) -> Ns:
@@ -268,6 +270,7 @@ def flame(
         nodes=build_tree(groups, _root_name(trace, ranks)),
         notes=(*notes, *totals.notes[len(totals.meta.notes) :]),
         weight=weight,
+        start_ns=int(trace.gpu["start"].min()),  # type: ignore[arg-type]
     )
 
 

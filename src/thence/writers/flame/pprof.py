@@ -6,25 +6,19 @@ Field numbers: proto/profile.proto of github.com/google/pprof.
 from __future__ import annotations
 
 import gzip
-import re
 from typing import TYPE_CHECKING
 
+from thence.writers.flame.source_frames import sample_type, source_frame
 from thence.writers.text.printable import printable
-from thence.writers.wire_format import bytes_field, text_field, uint_field, varint
+from thence.writers.wire_format import bytes_field, packed_field, text_field, uint_field
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from thence.analysis.flame.answer import Flame
 
 _SAMPLE_TYPE, _SAMPLE, _LOCATION, _FUNCTION, _TEXT, _DURATION, _COMMENT = 1, 2, 4, 5, 6, 10, 13
 _LINE_OF_LOCATION = 4
-_PLACES = (
-    re.compile(r"(?P<file>[^\s:]+):(?P<line>\d{1,9}) ?(?P<function>.*)"),
-    re.compile(r"(?P<file>[^(]+)\((?P<line>\d{1,9})\): (?P<function>.*)"),
-)
-"""Frames by source, ``model.py:27 Block.forward`` (without a function where none is known), and by stack,
-``model.py(27): forward``."""
 
 
 def pprof_file(flame: Flame) -> bytes:
@@ -39,27 +33,20 @@ def _profile(flame: Flame) -> Iterator[bytes]:
     def number(text: str) -> int:
         return texts.setdefault(printable(text), len(texts))
 
-    weight = number("gpu_time" if flame.weight.value == "time" else flame.weight.value)
-    unit = number("bytes" if flame.weight.unit == "bytes" else "nanoseconds")
-    yield bytes_field(_SAMPLE_TYPE, uint_field(1, weight) + uint_field(2, unit))
+    weight, unit = sample_type(flame)
+    yield bytes_field(_SAMPLE_TYPE, uint_field(1, number(weight)) + uint_field(2, number(unit)))
     for names, self_ns in flame.stacks():
         stack = [locations.setdefault(name, len(locations) + 1) for name in reversed(names)]
-        yield bytes_field(_SAMPLE, _packed(1, stack) + _packed(2, [self_ns]))
+        yield bytes_field(_SAMPLE, packed_field(1, stack) + packed_field(2, [self_ns]))
     for name, identity in locations.items():
-        places = (pattern.fullmatch(name) for pattern in _PLACES if flame.of_files)
-        place = next(filter(None, places), None)
-        file, line = (place["file"], int(place["line"])) if place else ("", 0)
-        function = (place["function"] or name) if place else name or "(no name)"
+        frame = source_frame(name, of_files=flame.of_files)
         # A function of profile.proto has one file: functions of equal names in several files are told apart.
         yield bytes_field(
-            _FUNCTION, uint_field(1, identity) + uint_field(2, number(function)) + uint_field(4, number(file))
+            _FUNCTION,
+            uint_field(1, identity) + uint_field(2, number(frame.function)) + uint_field(4, number(frame.file)),
         )
-        of_line = uint_field(1, identity) + uint_field(2, line)
+        of_line = uint_field(1, identity) + uint_field(2, frame.line)
         yield bytes_field(_LOCATION, uint_field(1, identity) + bytes_field(_LINE_OF_LOCATION, of_line))
     comment = number(f"{flame.title}: {', '.join(flame.meta.inputs)}")
     yield uint_field(_DURATION, flame.span_ns) + uint_field(_COMMENT, comment)
     yield from (text_field(_TEXT, text) for text in texts)
-
-
-def _packed(number: int, values: Iterable[int]) -> bytes:
-    return bytes_field(number, b"".join(map(varint, values)))
