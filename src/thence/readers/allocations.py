@@ -35,7 +35,8 @@ def allocations(events: Mapping[str, Any], allocator: str) -> tuple[pl.DataFrame
     Args:
         events: columns, with the events of each device in the allocator's order: rank, process, thread, device
             (`HOST_MEMORY` for the host), start (ns), address, bytes (negative where they are returned), allocated and
-            reserved (bytes after the event; reserved -1 where unknown).
+            reserved (bytes after the event; reserved -1 where unknown), and, where it is known of any, requested
+            (bytes, -1 where unknown).
         allocator: its name.
     """
     order = np.lexsort((events["device"], events["rank"]))
@@ -51,6 +52,9 @@ def allocations(events: Mapping[str, Any], allocator: str) -> tuple[pl.DataFrame
     closed = np.where(seen, following[row], row)
     device = _known(rows["device"], rows["device"] != HOST_MEMORY)
     names = pl.Series([allocator], dtype=pl.Categorical())
+    stated = {}
+    if "requested" in rows:
+        stated["requested"] = _known(rows["requested"][row], seen & (rows["requested"][row] >= 0))
     memory = MEMORY.frame(
         {
             "rank": rows["rank"][row],
@@ -61,6 +65,7 @@ def allocations(events: Mapping[str, Any], allocator: str) -> tuple[pl.DataFrame
             "closed": _known(closed, closed >= 0),
             "address": rows["address"][row].astype(np.uint64),
             "bytes": np.abs(rows["bytes"][row]),
+            **stated,
             "allocator": names.new_from_index(0, len(row)),
         }
     )

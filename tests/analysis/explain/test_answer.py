@@ -9,6 +9,7 @@ from dataclasses import replace
 from importlib import resources
 from typing import TYPE_CHECKING
 
+import polars as pl
 import pytest
 
 import thence
@@ -196,7 +197,13 @@ def test_reasons_have_a_subject_and_say_once_how_to_record() -> None:
     (memory,) = [n for n in shared(recording("torch_eager_rank0")).explain().not_answered if n.question == "memory"]
     assert memory.reason == "the trace holds no events about memory"
     assert "profile_memory" in memory.how
-    (planned,) = [f for f in shared(DATA / "jax" / "memory.xplane.pb.gz").explain().findings if f.kind == "memory"]
+    trace = shared(DATA / "jax" / "memory.xplane.pb.gz")
+    (held,) = [f for f in trace.explain().findings if f.kind == "memory"]
+    assert held.value == trace.memory().devices.filter(pl.col("program").is_null())["peak_bytes"].item()
+    tables = trace.recorded
+    events = {"memory": tables.memory.clear(), "memory_totals": tables.memory_totals.clear()}
+    without = thence.Trace(replace(tables, **events))
+    (planned,) = [f for f in without.explain().findings if f.kind == "memory"]
     assert "(arguments of the program count where they are used)" in planned.claim
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -11,6 +13,7 @@ from polars.testing import assert_frame_equal
 import thence
 from memory_traces import Memory
 from thence.errors import MissingData, UsageError
+from thence.readers.jax.protos import xplane_pb2
 
 DATA = Path(__file__).parents[2] / "data"
 CONV = DATA / "torch" / "memory" / "conv_training.json.gz"
@@ -90,17 +93,64 @@ def test_a_failed_allocation_is_shown_with_who_asked_and_what_was_free(tmp_path:
 
 def test_memory_of_an_xla_program_is_that_of_its_memory_analysis() -> None:
     trace = thence.open(DATA / "jax" / "memory.xplane.pb.gz")
-    device = trace.memory().devices.row(0, named=True)
+    of_program = pl.col("program") == "jit_train_step"
+    device = trace.memory().devices.filter(of_program).row(0, named=True)
     # peak_memory_in_bytes and total_allocation_bytes of compiled.memory_analysis()
-    assert (device["program"], device["peak_bytes"]) == ("jit_train_step", 297_894_012)
-    assert device["reserved_bytes"] == 297_898_526
-    kinds = dict(trace.memory("kind").rows.select("name", "bytes").iter_rows())
+    assert (device["peak_bytes"], device["reserved_bytes"]) == (297_894_012, 297_898_526)
+    kinds = dict(trace.memory("kind").rows.filter(of_program).select("name", "bytes").iter_rows())
     # argument_size_in_bytes, output_size_in_bytes
     assert (kinds["argument"], kinds["output"]) == (27_277_312, 27_269_244)
     lines = trace.memory("source").rows.filter(pl.col("name").str.contains(":525 "))
-    assert lines["kind"].to_list() == ["temporary"], "the scores of attention, at the line that makes them"
-    # Three layers' scores (8 x 8 x 256 x 256 bf16)
-    assert lines["bytes"].to_list() == [3 * 2 * 8 * 8 * 256 * 256]
+    assert lines["kind"].to_list() == ["temporary"] * 2, "the scores of attention, at the line that makes them"
+    # Three layers' scores (8 x 8 x 256 x 256 bf16), of what the allocator handed out and as planned
+    assert lines["bytes"].to_list() == [3 * 2 * 8 * 8 * 256 * 256] * 2
+
+
+def calls_of_allocator() -> list[dict[str, Any]]:
+    """The events of XLA's allocator as the file has them, in order of time: name, time in ps, and their stats."""
+    space = xplane_pb2.XSpace.FromString(gzip.decompress((DATA / "jax" / "memory.xplane.pb.gz").read_bytes()))
+    (plane,) = (plane for plane in space.planes if plane.name == b"/host:CPU")
+    names = {key: metadata.name.decode() for key, metadata in plane.event_metadata.items()}
+    stats = {key: metadata.name.decode() for key, metadata in plane.stat_metadata.items()}
+    calls = []
+    for line in plane.lines:
+        for event in line.events:
+            if names[event.metadata_id] in ("MemoryAllocation", "MemoryDeallocation"):
+                values = {stats[stat.metadata_id]: getattr(stat, str(stat.WhichOneof("value"))) for stat in event.stats}
+                time = 1000 * line.timestamp_ns + event.offset_ps
+                calls.append({"name": names[event.metadata_id], "time": time, **values})
+    return sorted(calls, key=lambda call: call["time"])
+
+
+def test_what_xlas_allocator_handed_out_is_that_of_its_events_and_split_by_the_plan() -> None:
+    trace = thence.open(DATA / "jax" / "memory.xplane.pb.gz")
+    live: dict[int, dict[str, Any]] = {}
+    most, at_peak = 0, {}
+    for call in calls_of_allocator():
+        if call["name"] == "MemoryAllocation":
+            live[call["addr"]] = call
+        else:
+            live.pop(call["addr"], None)
+        if call["bytes_allocated"] > most:
+            most, at_peak = call["bytes_allocated"], dict(live)
+    memory = trace.memory("kind")
+    memory.self_check()
+    device = memory.most
+    assert device["program"] is None
+    assert device["peak_bytes"] == most
+    assert device["before_bytes"] == most - sum(call["allocation_bytes"] for call in at_peak.values())
+    rounding = sum(call["allocation_bytes"] - call["requested_bytes"] for call in at_peak.values())
+    assert device["rounding_bytes"] == rounding
+    assert device["step"] == "train#0"
+    # At the peak, the first step has all that it makes, of which the scratch memory is one allocation.
+    kinds = dict(memory.held.select("name", "bytes").iter_rows())
+    scratch = max(call["requested_bytes"] for call in at_peak.values())
+    assert kinds["output"] == sum(call["requested_bytes"] for call in at_peak.values()) - scratch
+    assert kinds["temporary"] + kinds[None] == scratch + rounding
+    planned = memory.rows.filter(pl.col("program").is_not_null(), pl.col("name") == "temporary")
+    assert kinds["temporary"] == planned["bytes"].item()
+    assert trace.memory(at="100ms").devices["program"].to_list() == [None]
+    assert trace.flame(weight="memory").total_ns == most
 
 
 def test_traces_without_memory_say_how_to_record_it(conv: thence.Trace) -> None:

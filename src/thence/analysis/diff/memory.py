@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 KINDS = ("module", "source", "op", "kind")
 ALL, BEFORE = "all", "before the trace"
 MEMORY = {"by": pl.String(), "name": pl.String(), "bytes": pl.Float64()}
-"""Columns of `memory_of`: bytes at the peak of the device (or XLA program) with the highest one. The row by `ALL` is
-the peak, that by `BEFORE` the part of it from before the trace; the rows of each of `KINDS` are the rest."""
+"""Columns of `memory_of`: bytes at the peak of the device (else of the XLA program) with the highest one. The row by
+`ALL` is the peak, that by `BEFORE` the part of it from before the trace; the rows of each of `KINDS` are the rest."""
 _LEAST_SHARE = 0.01
 """A change of the peak that is a smaller share of it has no sentence."""
 
@@ -33,8 +33,7 @@ def memory_of(trace: Attributed) -> pl.DataFrame:
     first = result_or_reason(lambda: memory(whole, KINDS[0])).result
     if first is None:
         return pl.DataFrame(schema=MEMORY)
-    order = ("peak_bytes", "rank", "device", "program")
-    device = first.devices.sort(order, descending=[True, False, False, False], nulls_last=True).row(0, named=True)
+    device = first.most
     rows = [(ALL, ALL, device["peak_bytes"]), (BEFORE, BEFORE, device["before_bytes"])]
     for kind in KINDS:
         answer = first if kind == KINDS[0] else memory(whole, kind)

@@ -691,11 +691,10 @@ def _memory(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]
         reason = composed.reason(composed.memory.reason)
         missing.append(NotAnswered("memory", reason.partition(": torch.profiler records them")[0], _MEMORY))
         return
-    order = ("rank", "device", "program")
-    row = found.devices.sort("peak_bytes", *order, descending=[True, False, False, False]).row(0, named=True)
+    row = found.most
     who = "the host" if row["device"] is None else f"GPU {row['device']}"
     who = f"rank {row['rank']} {who}" + (f", program {quoted(row['program'])}" if row["program"] else "")
-    same = [pl.col(name).eq_missing(pl.lit(row[name])) for name in order]
+    same = [pl.col(name).eq_missing(pl.lit(row[name])) for name in ("rank", "device", "program")]
     rows = found.rows.filter(*same).head(MAX_ROWS)
     names = ["without a place" if name is None else quoted(name) for name in rows["name"]]
     shares = [f"{name} {format_share(share, 1)}" for name, share in zip(names, rows["share"], strict=True)]

@@ -13,7 +13,7 @@ that the input cannot tell is null.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -22,12 +22,11 @@ from thence.analysis.memory.growth import GROWTH, growth
 from thence.analysis.memory.kinds import placed_memory
 from thence.analysis.memory.moments import PEAK, live_at, moments, readings, zero
 from thence.analysis.memory.places import DEVICE, HOST_DEVICE, PLACES, MemoryPlaces, with_device
+from thence.analysis.memory.program_buffers import has_plans, planned_buffers, with_planned_buffers
 from thence.analysis.memory.recompute import RECOMPUTED, recomputed
-from thence.attribution.xla.hlo_places import module_places
 from thence.errors import MissingData, UsageError
 from thence.model.answer import Answer, Lines, TableView
 from thence.model.intervals import NO_ROW
-from thence.model.own_code import OwnCode
 from thence.model.places import KINDS, MEMORY_BY
 from thence.model.reasons import advice, text_of
 from thence.model.totals import must
@@ -61,6 +60,8 @@ _MOST_TOLD = 3
 """Places of the device with the highest peak that a sentence names."""
 _IS_SHOWN = pl.any_horizontal(pl.col("start", *PLACES).is_not_null())
 """Allocations with a row: those of the trace, and earlier ones of which the input states a place."""
+_IS_HELD = pl.col("program").is_null()
+"""Rows of what an allocator handed out; others are of what a program needs."""
 _HEADINGS = {"bytes": "live", "share": "of the peak", "count": "allocations", "kind": "kind"}
 
 
@@ -74,10 +75,12 @@ class Memory(Answer):
         at: which moment: ``peak``, ``oom`` or a time.
         devices: one row for each allocator, in the columns of `DEVICES`: bytes that it had handed out at that moment,
             its time, what of them was allocated before the trace at unknown places, what was rounded up, what it held
-            beside them (inactive), and all that it held (reserved). device is null for memory of the host. Without
-            allocators one row for each XLA program, with its name and what it needs when it needs most.
+            beside them (inactive), and all that it held (reserved). device is null for memory of the host. Then, at the
+            peak, one row for each XLA program of which the plan is known, with its name and what it needs when it needs
+            most.
         rows: by, name (null: no place), rank, device, program, bytes, share (of the peak), count, kind (mixed:
-            several; null: unknown), the most bytes first; without what was allocated before the trace.
+            several; null: unknown), the most bytes first; without what was allocated before the trace. Those of XLA
+            programs follow those of allocators, which hold the same memory.
         reasons: code, bytes and text of what has no place, and of what was allocated before the trace.
         failures: rank, device, start (ns), bytes (asked for), allocated, reserved, device_free, largest_inactive,
             module, source and op of allocations that failed.
@@ -118,14 +121,16 @@ class Memory(Answer):
 
     def views(self) -> tuple[TableView | Lines, ...]:
         """See `Answer`."""
-        several_devices = {"rank": "rank", "device": "GPU"} if self.devices.height > 1 else {}
+        one = self.devices.select("rank", "device").n_unique() == 1
+        several_devices = {} if one else {"rank": "rank", "device": "GPU"}
         headings = {"name": self.heading, **_HEADINGS, **several_devices}
         if self.by == "kind":
             del headings["kind"]
-        found: list[TableView | Lines] = [
-            Lines(tuple((line, "bold") for line in self.about())),
-            TableView(self.rows, headings, rows_shown=20, bar="bytes"),
-        ]
+        found: list[TableView | Lines] = [Lines(tuple((line, "bold") for line in self.about()))]
+        found.append(TableView(self.held, headings, rows_shown=20, bar="bytes"))
+        if self.held.height < self.rows.height:
+            title = "what XLA programs need when they need most, as planned:"
+            found.append(TableView(self.rows.filter(~_IS_HELD), headings, title, rows_shown=5, bar="bytes"))
         if self.failures.height:
             found.append(Lines(tuple((line, "red") for line in self._failed())))
         if self.growth.height:
@@ -185,13 +190,30 @@ class Memory(Answer):
         yield f"{most} has the highest peak, {more} more than {least}" + (f": {', '.join(places)}" if places else "")
 
     @property
+    def allocators(self) -> pl.DataFrame:
+        """The rows of ``devices`` that are of allocators."""
+        return self.devices.filter(_IS_HELD)
+
+    @property
+    def held(self) -> pl.DataFrame:
+        """The rows of allocators; without any, those of XLA programs."""
+        held = self.rows.filter(_IS_HELD)
+        return self.rows if held.is_empty() else held
+
+    @property
+    def most(self) -> dict[str, Any]:
+        """The row of ``devices`` with the highest peak: an allocator's, without any an XLA program's."""
+        order = (~_IS_HELD, "peak_bytes", "rank", "device", "program")
+        return self.devices.sort(*order, descending=[False, True, False, False, False]).row(0, named=True)
+
+    @property
     def highest(self) -> dict[str, Any] | None:
         """The device with the highest peak, compared with the one with the lowest; None unless there are several.
 
         Keys: rank, device, than_rank, than_device, more_bytes, and rows: the places that hold more there, as name and
         more_bytes, the most first.
         """
-        devices = self.devices.filter(pl.col("device").is_not_null(), pl.col("program").is_null())
+        devices = self.allocators.filter(pl.col("device").is_not_null())
         if devices.height < 2:
             return None
         ordered = devices.sort("peak_bytes", "rank", "device", descending=[True, False, False])
@@ -260,9 +282,9 @@ def memory(trace: Attributed, by: str | None, at: str = PEAK) -> Memory:
     """
     if by is not None and by not in MEMORY_BY:
         raise UsageError(f"memory has no places by {by}: choose one of {', '.join(MEMORY_BY)}")
-    if trace.memory_totals.is_empty() and any(module.buffers.height for module in trace.hlo):
-        return _of_programs(trace, by or "source", at)
     if trace.memory_totals.is_empty():
+        if has_plans(trace):
+            return _of_programs(trace, by or "source", at)
         raise MissingData(f"{trace.meta.named}: {_NO_EVENTS}")
     totals, chosen = readings(trace), moments(trace, at)
     placed = allocations(trace)
@@ -276,10 +298,18 @@ def memory(trace: Attributed, by: str | None, at: str = PEAK) -> Memory:
     at_moment = placed.filter("live", _IS_SHOWN)
     rows = _rows(at_moment, shown, chosen)
     helps = recomputed(trace, placed, totals, chosen if at == PEAK else chosen.clear())
-    return Memory(
+    found = Memory(
         shown, _heading(shown), at, devices, _shown(rows), _reasons(trace, rows, devices, shown), _failures(trace),
         _shown(growth(placed, trace.steps)), _shown(helps),
     )  # fmt: skip
+    if at != PEAK or not has_plans(trace):
+        return found
+    planned = _of_programs(trace, shown, at)
+    return replace(
+        found,
+        devices=pl.concat([found.devices, planned.devices]),
+        rows=pl.concat([found.rows, planned.rows], how="vertical_relaxed"),
+    )
 
 
 def _of_programs(trace: Attributed, by: str, at: str) -> Memory:
@@ -289,7 +319,7 @@ def _of_programs(trace: Attributed, by: str, at: str) -> Memory:
             f"{trace.meta.named}: what is known of memory is what XLA programs need when they need most: --at peak"
         )
     executed = trace.programs.select("rank", "device", "hlo", program=pl.col("name").cast(pl.String)).unique()
-    planned = program_buffers(trace)
+    planned = planned_buffers(trace)
     held = executed.join(planned, left_on="hlo", right_on="number").with_columns(
         name=pl.col("rank").cast(pl.String) if by == "rank" else pl.col(by).cast(pl.String)
     )
@@ -313,24 +343,6 @@ def _of_programs(trace: Attributed, by: str, at: str) -> Memory:
     )  # fmt: skip
 
 
-def program_buffers(trace: Attributed) -> pl.DataFrame:
-    """The buffers of all HLO modules: number (row in ``hlo``), kind, bytes, and the places of their instructions."""
-    own = OwnCode.of(trace.own, trace.installed)
-    parts = []
-    for number, module in enumerate(trace.hlo):
-        if module.buffers.is_empty():
-            continue
-        named = module.instructions.select(instruction="id", hlo="name").unique("instruction", keep="first")
-        found = module.buffers.join(named, on="instruction", how="left", maintain_order="left")
-        found = found.with_columns(hlo=pl.coalesce("hlo", "name")).join(
-            module_places(module, own), on="hlo", how="left", maintain_order="left"
-        )
-        nowhere = {name: pl.lit(None, pl.String) for name in ("module", "step")}
-        columns = ("kind", "bytes", "source", "label", "phase")
-        parts.append(found.select(pl.lit(number, pl.Int32).alias("number"), *columns, op="hlo", **nowhere))
-    return pl.concat(parts)
-
-
 def allocations(trace: Attributed) -> pl.DataFrame:
     """The allocations of the GPUs (of the hosts, where no GPU's are known), with their places.
 
@@ -343,7 +355,8 @@ def allocations(trace: Attributed) -> pl.DataFrame:
     table = of_gpus if _knows_gpus(trace) else table
     step = pl.Series("step", MemoryPlaces(trace, table).step).replace(NO_ROW, None)
     names = trace.steps["name"].gather(step.cast(pl.UInt32))
-    return placed_memory(trace, table).with_columns(step, names.alias("step_name"))
+    table = with_planned_buffers(trace, table.with_columns(step, names.alias("step_name")))
+    return placed_memory(trace, table)
 
 
 def _knows_gpus(trace: Attributed) -> bool:
@@ -360,9 +373,9 @@ def _heading(by: str) -> str:
 
 
 def _devices(chosen: pl.DataFrame, placed: pl.DataFrame, begins: int) -> pl.DataFrame:
-    live = placed.filter("live")
-    sums = live.group_by(DEVICE).agg(
-        seen=pl.col("bytes").filter(_IS_SHOWN).sum(),
+    shown = placed.filter("live", _IS_SHOWN)
+    sums = shown.group_by(DEVICE).agg(
+        seen=pl.col("bytes").sum(),
         rounding=(pl.col("bytes") - pl.col("requested")).sum(),
         unknown=pl.col("requested").null_count(),
     )

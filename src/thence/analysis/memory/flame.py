@@ -10,7 +10,7 @@ import polars as pl
 from thence.analysis.flame.answer import Flame, Split, Weight
 from thence.analysis.flame.prefix_tree import PHASE_SUMS, Groups, build_tree
 from thence.analysis.grouping.time_by_place import heading_of
-from thence.analysis.memory.answer import Memory, allocations, memory
+from thence.analysis.memory.answer import allocations, memory
 from thence.analysis.memory.moments import PEAK, live_at, moments
 from thence.analysis.memory.places import DEVICE, HOST_DEVICE, MemoryPlaces
 from thence.attribution.launch_places import paths_of
@@ -49,7 +49,7 @@ def memory_flame(trace: Attributed, by: str | None) -> Flame:
     """
     if by is not None and by not in FRAMES:
         raise UsageError(f"there is no flame graph of memory by {by!r}; choose one of {', '.join(FRAMES)}")
-    answer = memory(trace, None)
+    devices = memory(trace, None).allocators
     if trace.memory_totals.is_empty():
         raise MissingData(
             f"{trace.meta.named}: what is known of memory is the plan of XLA programs, which has no stacks: thence "
@@ -61,25 +61,25 @@ def memory_flame(trace: Attributed, by: str | None) -> Flame:
     shown = pl.any_horizontal(pl.col("start", "module", "source", "label", "op").is_not_null())
     table = placed.filter(pl.Series(live) & placed.select(shown).to_series())
     kind = by or next((name for name in FLAME_KINDS if name in FRAMES and any(_paths(trace, table, name))), "ops")
-    groups = _groups(table, _paths(trace, table, kind), int(answer.devices["before_bytes"].sum()))
+    groups = _groups(table, _paths(trace, table, kind), int(devices["before_bytes"].sum()))
     return Flame(
         meta=trace.meta,
         by=kind,
         heading=heading_of(trace, kind),
         split=Split.NONE,
-        ranks=tuple(sorted(answer.devices["rank"].unique().to_list())),
-        devices=answer.devices.height,
+        ranks=tuple(sorted(devices["rank"].unique().to_list())),
+        devices=devices.height,
         span_ns=0,
         busy_ns=0,
-        sum_ns=int(answer.devices["peak_bytes"].sum()),
-        nodes=build_tree(groups, _root_name(answer)),
+        sum_ns=int(devices["peak_bytes"].sum()),
+        nodes=build_tree(groups, _root_name(devices.height)),
         notes=(_NOTE,),
         weight=Weight.MEMORY,
     )
 
 
-def _root_name(answer: Memory) -> str:
-    return "peak of memory" if answer.devices.height == 1 else f"peaks of memory of {answer.devices.height} devices"
+def _root_name(devices: int) -> str:
+    return "peak of memory" if devices == 1 else f"peaks of memory of {devices} devices"
 
 
 def _paths(trace: Attributed, table: pl.DataFrame, by: str) -> list[tuple[str, ...]]:

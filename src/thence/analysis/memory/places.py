@@ -27,8 +27,8 @@ HOST_DEVICE = -1
 """Stands for the host's memory, whose device is null, where tables are joined."""
 DEVICE = ("rank", "device", "allocator")
 """What identifies an allocator; ``device`` is `HOST_DEVICE` for the host's memory."""
-_ALLOCATES = r"^aten::(?:new_)?empty(?:_\w+)?$|^aten::resize_?$"
-"""Operators that allocate for the operator around them."""
+_ALLOCATES = r"^aten::(?:new_)?empty(?:_\w+)?$|^aten::resize_?$|^MemoryAllocation$"
+"""Operators that allocate for the operator around them, and the event of XLA's allocator itself."""
 _LATEST = np.iinfo(np.int64).max
 
 

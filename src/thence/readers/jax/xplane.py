@@ -26,6 +26,7 @@ from thence.model.launches import launch_correlations
 from thence.model.losses import Loss, says_lost
 from thence.model.tables import GPU, HOST, HOST_CATEGORIES, KINDS, PROGRAMS, THREADS, Device, Meta, Tables
 from thence.readers.host_ranges import host_order, host_parents, parent_column, positions_of_functions
+from thence.readers.jax.allocator import memory_tables
 from thence.readers.jax.hlo import decode_hlo
 from thence.readers.jax.hlo_dump import PATTERNS as HLO_PATTERNS
 from thence.readers.jax.hlo_dump import hlo_dump_modules
@@ -281,6 +282,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     events = _with_executions(events, host)
     executions = _executions(events, host, programs, rank)
     events = events.with_columns(iteration=_iterations(events))
+    memory, memory_totals = memory_tables(space, rank, process)
     warnings = [
         *(f"the profiler reports an error: {text}" for text in space.errors),
         *(f"the profiler reports: {text}" for text in space.warnings),
@@ -294,6 +296,8 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         threads=threads_table(space, rank, process),
         programs=executions,
         hlo=programs.modules,
+        memory=memory,
+        memory_totals=memory_totals,
         meta=Meta(
             inputs=(source.name,),
             formats=(NAME,),

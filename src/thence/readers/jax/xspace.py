@@ -196,6 +196,16 @@ class Stat:
     dtype: pl.DataType
 
 
+MEMORY_STATS = {
+    "allocator": Stat(("allocator_name",), _NAME),
+    "allocated": Stat(("bytes_allocated",), _INT),  # after the call
+    "bytes": Stat(("allocation_bytes",), _INT),  # handed out or returned
+    "requested": Stat(("requested_bytes",), _INT),
+    "address": Stat(("addr",), _UINT),
+}
+"""Stats of the few host events that an allocator writes."""
+
+
 _COMMON = {
     "correlation": Stat(("correlation_id",), _INT),  # shared by API call and device activity
     "context": Stat(("context_id",), _INT),  # CUDA context, written as $$1
@@ -282,14 +292,17 @@ class _Cells:
 class Events:
     """Events of several planes, collected line by line.
 
-    Attributes:
+    Args:
+        stats: what becomes a column of `frame`.
         strings: table of names, shared by several `Events`.
+        rare: stats that few events have, for `events_with`.
     """
 
-    def __init__(self, stats: Mapping[str, Stat], strings: Strings) -> None:
+    def __init__(self, stats: Mapping[str, Stat], strings: Strings, rare: Mapping[str, Stat] | None = None) -> None:
         self.strings = strings
-        self._stats = stats
-        self._cells = {name: _Cells() for name in stats}
+        self._dense = stats
+        self._stats = {**stats, **(rare or {})}
+        self._cells = {name: _Cells() for name in self._stats}
         self._names: list[Int64] = []
         self._offsets: list[Int64] = []
         self._durations: list[Int64] = []
@@ -425,7 +438,7 @@ class Events:
         return pl.Series("strings", self.strings.values, pl.String).cast(pl.Categorical)
 
     def frame(self) -> pl.DataFrame:
-        """Columns label, line_id, line, name, the times, and one per stat."""
+        """Columns label, line_id, line, name, the times, and one per stat that is not rare."""
         counts = [line[4] for line in self._lines]
         labels, ids, names, stamps = (
             np.repeat(np.asarray([line[i] for line in self._lines], np.int64), counts) for i in range(4)
@@ -447,9 +460,26 @@ class Events:
             "start_rest_ps": pl.Series(rest.astype(np.int16)),
             "duration_ps": pl.Series(durations),
         }
-        for column, stat in self._stats.items():
+        for column, stat in self._dense.items():
             columns[column] = self._column(column, stat.dtype, strings)
         return pl.DataFrame(columns)
+
+    def events_with(self, columns: Sequence[str]) -> pl.DataFrame:
+        """The events that have all of these stats: ``row`` (in `frame`), and the stats, which are rare ones."""
+        strings = self.categories()
+        found: pl.DataFrame | None = None
+        for column in columns:
+            cells = self._cells[column]
+            empty = np.zeros(0, np.int64)
+            values = np.concatenate([empty, *cells.values])
+            dtype = self._stats[column].dtype
+            numbers = pl.Series(values.view(np.uint64) if dtype == pl.UInt64() else values)
+            series = named(strings, values) if dtype == pl.Categorical() else numbers
+            part = pl.DataFrame({"row": np.concatenate([empty, *cells.rows]), column: series})
+            part = part.unique("row", keep="last", maintain_order=True)
+            found = part if found is None else found.join(part, on="row", maintain_order="left")
+        assert found is not None
+        return found
 
     def _column(self, column: str, dtype: pl.DataType, strings: pl.Series) -> pl.Series:
         if dtype == pl.Categorical():
@@ -579,6 +609,7 @@ class XSpace:
     Attributes:
         gpu: columns of `GPU_EVENTS`, in file order.
         host: columns of `HOST_EVENTS`, in file order.
+        memory: the host events of allocators: name, thread, start, start_rest_ps and the columns of `MEMORY_STATS`.
         lines: columns of `LINES`.
         devices: columns of `DEVICES`.
         programs: columns of `PROGRAMS`.
@@ -592,6 +623,7 @@ class XSpace:
 
     gpu: pl.DataFrame
     host: pl.DataFrame
+    memory: pl.DataFrame
     lines: pl.DataFrame
     devices: pl.DataFrame
     programs: pl.DataFrame
@@ -613,7 +645,7 @@ def decode_xspace(data: bytes, path: str) -> XSpace:
         raise DamagedInput(path, "is cut or damaged: it holds no planes")
     planes = [(text(plane.name), plane) for plane in space.planes]
     strings = Strings()
-    gpu, host = Events({**GPU_STATS, **DETAIL_STATS}, strings), Events(HOST_STATS, strings)
+    gpu, host = Events({**GPU_STATS, **DETAIL_STATS}, strings), Events(HOST_STATS, strings, MEMORY_STATS)
     for name, plane in planes:
         ordinal = _ordinal(name)
         if ordinal is not None:
@@ -623,9 +655,11 @@ def decode_xspace(data: bytes, path: str) -> XSpace:
     facts = {name: _plane_stats(plane) for name, plane in planes if name in _FACTS}
     task = facts.get("Task Environment", {})
     about = facts.get("/host:metadata", {})
+    host_events = _host_frame(host)
     return XSpace(
         gpu=_gpu_frame(gpu),
-        host=_host_frame(host),
+        host=host_events,
+        memory=_of_allocators(host, host_events),
         lines=_lines(planes),
         devices=_devices(planes),
         programs=_programs(planes),
@@ -681,6 +715,11 @@ def _host_frame(events: Events) -> pl.DataFrame:
     frame = events.frame()
     plane = named(events.categories(), frame["label"].to_numpy())
     return frame.with_columns(plane=plane).rename({"line_id": "thread"}).select(*HOST_EVENTS)
+
+
+def _of_allocators(events: Events, host: pl.DataFrame) -> pl.DataFrame:
+    calls = events.events_with(tuple(MEMORY_STATS))
+    return host.select("name", "thread", "start", "start_rest_ps")[calls["row"]].hstack(calls.drop("row"))
 
 
 def _lines(planes: Iterable[tuple[str, XPlane]]) -> pl.DataFrame:

@@ -422,7 +422,7 @@ def _memory(page: Page) -> Section | None:
     over_time = page.memory_over_time.result
     name, title = "memory", "Memory"
     html = notes(found.about()) + (_place(results.memory_chart(over_time)) if over_time is not None else "")
-    tables = {name: frame_data(found.rows, (Field("name", found.heading, "text"), *MEMORY_FIELDS))}
+    tables = {name: frame_data(found.held, (Field("name", found.heading, "text"), *MEMORY_FIELDS))}
     html += _table(name, "memory at its peak")
     for part, frame, fields, heading in (
         ("memory-growth", found.growth, GROWTH_FIELDS, "What every step leaves behind"),
