@@ -186,6 +186,12 @@ def test_prometheus_reads_the_metrics(job: Path) -> None:
     assert {name.removesuffix("_total"): metric.kind for name, metric in METRICS.items()} == kinds
 
 
+def test_other_verbs_say_which_ones_read_summaries(job: Path) -> None:
+    for named in (job, job / "node-rank0-100" / "summaries.jsonl"):
+        with pytest.raises(thence.InputError, match="thence top DIR --once shows the latest"):
+            thence.open(str(named))
+
+
 def otlp_values(request: ExportMetricsServiceRequest) -> dict[str, dict[tuple[str, ...], float]]:
     """Values by the name that a collector gives Prometheus: with unit and type."""
     (resource,) = request.resource_metrics

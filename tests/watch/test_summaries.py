@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from recorder_programs import only_folder, program
+from thence.model.formats import OLDER_SUMMARIES_FILE, SUMMARIES_FILE
 from thence.watch import summary_file
 from thence.watch.follow import Follower, sidecar
-from thence.watch.summary_file import NAME, OLDER, Tail, Window, append, read
+from thence.watch.summary_file import Tail, Window, append, read
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,19 +86,19 @@ def test_every_step_is_in_one_line_recorded_or_not(recording: Path) -> None:
 
 def test_windows_are_summarized_once_and_by_one_follower(recording: Path) -> None:
     folder = only_folder(recording)
-    before = (folder / NAME).read_bytes()
+    before = (folder / SUMMARIES_FILE).read_bytes()
     follower, other = Follower(recording), Follower(recording)
     follower.look()
     assert follower.troubles == {}
-    assert (folder / NAME).read_bytes() == before
+    assert (folder / SUMMARIES_FILE).read_bytes() == before
     # While one follows, the lock keeps others out; of another host, processes are left alone.
-    (folder / NAME).unlink()
+    (folder / SUMMARIES_FILE).unlink()
     other.look()
-    assert not (folder / NAME).exists()
+    assert not (folder / SUMMARIES_FILE).exists()
     follower.end()
     elsewhere = Follower(recording, "elsewhere")
     elsewhere.look()
-    assert not (folder / NAME).exists()
+    assert not (folder / SUMMARIES_FILE).exists()
     other.look()
     other.end()
     assert len(read(folder).windows) == 10
@@ -118,7 +119,7 @@ def window(end: int, **more: object) -> Window:
 
 def test_a_line_that_was_cut_is_counted_and_those_after_it_are_read(tmp_path: Path) -> None:
     append(tmp_path, [window(100)])
-    with (tmp_path / NAME).open("ab") as stream:
+    with (tmp_path / SUMMARIES_FILE).open("ab") as stream:
         stream.write(b'{"schema":1,"rank":0,"ho')  # the disk was full
     tail = Tail(tmp_path)
     assert [w.end_unix_ns for w in tail.new().windows] == [100]
@@ -126,7 +127,7 @@ def test_a_line_that_was_cut_is_counted_and_those_after_it_are_read(tmp_path: Pa
     found = tail.new()
     assert ([w.end_unix_ns for w in found.windows], found.damaged) == ([200], 1)
     for line in (b"[]", b"\xff\xfe", b'{"schema": 2}', b"[" * 40_000, b"x" * 40_000, b"null"):
-        (tmp_path / NAME).write_bytes(line + b"\n")
+        (tmp_path / SUMMARIES_FILE).write_bytes(line + b"\n")
         assert read(tmp_path) == summary_file.Summaries((), 1)
 
 
@@ -144,4 +145,4 @@ def test_the_files_of_a_process_are_bounded_and_a_reader_misses_nothing(
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2 * 2_000 + 1_000
     kept = [w.end_unix_ns for w in read(tmp_path).windows]
     assert kept == list(range(kept[0], 130))
-    assert {path.name for path in tmp_path.iterdir()} <= {NAME, OLDER}
+    assert {path.name for path in tmp_path.iterdir()} <= {SUMMARIES_FILE, OLDER_SUMMARIES_FILE}

@@ -132,6 +132,8 @@ MEASURED_PEAKS_FILE = "measured-peaks"
 """File of a recording, in the folder around those of its processes, that ``thence record --with peaks`` writes."""
 REQUEST_FILE = "record-now"
 """Touched in the directory of a recording that samples steps, this file asks all of its processes for a window."""
+SUMMARIES_FILE, OLDER_SUMMARIES_FILE = "summaries.jsonl", "summaries.1.jsonl"
+"""Files of a recording that samples steps, in the folder of a process (`thence.watch.summary_file`)."""
 GRAPH_LABELS = "thence.graph-labels"
 GRAPH_LABELS_VERSION = 3
 """In version 1, nodes had no place; in version 2, places had no call."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from thence.errors import DamagedInput, InputError, UnknownFormat, UsageError
 from thence.memory_limits import check_memory
 from thence.model.concat_tables import concat
+from thence.model.formats import SUMMARIES_FILE
 from thence.readers import flight_recorder, nccl_inspector
 from thence.readers import label_files as graph_labels
 from thence.readers.expansion import DEFAULT, Expansion
@@ -60,6 +61,10 @@ _CONTENTS = {
 }
 """Regular expression of how a file begins, and the end of the sentence about it."""
 _ENDINGS = {
+    SUMMARIES_FILE: (
+        "holds summaries of the windows of a recording: thence top DIR --once shows the latest, thence steps FILE "
+        "all of them by period; other verbs read the windows that are kept"
+    ),
     ".ncu-rep": "is a report of Nsight Compute, which measures single kernels; thence reads reports of Nsight Systems",
     ".qdstrm": (
         "is what Nsight Systems writes before it makes a report; make it with QdstrmImporter, which is part of "
@@ -210,7 +215,8 @@ def read(
                 raise
             damaged.append(f"{error}; its labels are not used")  # the traces can be read without labels
     if not parts:
-        raise InputError(", ".join(names), f"holds no trace; expected one of: {_expected()}")
+        known = described(skipped[0], b"") if skipped else None
+        raise InputError(", ".join(names), known or f"holds no trace; expected one of: {_expected()}")
     parts, more_notes = one_job(with_snapshots(parts), add=add)
     tables = concat([part.tables for part in parts])
     meta = dataclasses.replace(tables.meta, left_out=(*notes, *more_notes))

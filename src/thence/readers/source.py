@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from isal import isal_zlib
 
 from thence.errors import DamagedInput, InputError
+from thence.model.formats import SUMMARIES_FILE
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.remote import is_folder, is_url, matching_urls, open_url, urls_within
 
@@ -326,6 +327,7 @@ def expand(inputs: list[str], patterns: tuple[str, ...]) -> list[str]:
             files.append(name)
         elif path.is_dir():
             files_found = sorted({str(p) for pattern in patterns for p in path.rglob(pattern) if p.is_file()})
+            files_found = files_found or sorted(map(str, path.rglob(SUMMARIES_FILE)))[:1]  # reading it says what is
             if not files_found:
                 raise InputError(name, f"no trace in this directory (looked for {', '.join(patterns)})")
             files.extend(files_found)

@@ -11,13 +11,13 @@ import polars as pl
 
 from thence.errors import MissingData
 from thence.model.answer import Answer, Caveats, TableView
-from thence.model.formats import DESCRIPTION
+from thence.model.formats import DESCRIPTION, OLDER_SUMMARIES_FILE
 from thence.model.json_fields import NotAsWritten, decoded
 from thence.readers.recording.folder import Description
 from thence.readers.recording.sniffing import process_folders
 from thence.units import format_ns, format_share, several
 from thence.watch.estimates import share_intervals
-from thence.watch.summary_file import OLDER, Tails
+from thence.watch.summary_file import Tails
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -191,7 +191,7 @@ class Watch:
             shares=_shares(in_turn),
             late=_late(waits, in_turn),
             damaged=self._damaged,
-            deleted=any((folder / OLDER).exists() for folder in self._tails.folders),
+            deleted=any((folder / OLDER_SUMMARIES_FILE).exists() for folder in self._tails.folders),
             caveats=Caveats(inputs=(str(self._directory),)),
         )
 

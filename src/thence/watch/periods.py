@@ -11,9 +11,10 @@ import polars as pl
 
 from thence.errors import DamagedInput
 from thence.model.answer import Answer, Caveats, TableView
+from thence.model.formats import OLDER_SUMMARIES_FILE
 from thence.units import format_ns, several
 from thence.watch.estimates import share_intervals
-from thence.watch.summary_file import OLDER, read
+from thence.watch.summary_file import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -103,7 +104,7 @@ def steps_by_period(paths: Sequence[Path]) -> StepsByPeriod:
     lines = sorted((w for summaries in found for w in summaries.windows), key=lambda window: window.end_unix_ns)
     if not lines:
         raise DamagedInput(
-            str(paths[0]), f"holds no summary of a window, as thence record --always writes; nor {OLDER}"
+            str(paths[0]), f"holds no summary of a window, as thence record --always writes; nor {OLDER_SUMMARIES_FILE}"
         )
     period = next((p for p in _PERIODS if lines[-1].end_unix_ns - lines[0].begin_unix_ns <= p * _MOST), _PERIODS[-1])
     grouped: dict[tuple[int, int], list[Window]] = {}

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import msgspec
 
+from thence.model.formats import OLDER_SUMMARIES_FILE, SUMMARIES_FILE
 from thence.model.json_fields import NotAsWritten, Rank, decoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-NAME, OLDER = "summaries.jsonl", "summaries.1.jsonl"
 MAX_FILE = 64 << 20
 MAX_PROCESSES = 10_000
 """Processes of a recording that are followed."""
@@ -150,14 +150,14 @@ def append(folder: Path, windows: Sequence[Window]) -> None:
     Raises:
         OSError: they could not be written; a line may have been cut.
     """
-    path = folder / NAME
+    path = folder / SUMMARIES_FILE
     lines = [line for line in map(msgspec.json.encode, windows) if len(line) < MAX_LINE]
     if lines:
         with path.open("ab") as stream:
             # The line before may have been cut; an empty line is none.
             stream.write(b"\n" + b"\n".join(lines) + b"\n" if stream.tell() else b"\n".join(lines) + b"\n")
         if path.stat().st_size > MAX_FILE:
-            os.replace(path, folder / OLDER)  # noqa: PTH105 - Path.replace is the same
+            os.replace(path, folder / OLDER_SUMMARIES_FILE)  # noqa: PTH105 - Path.replace is the same
 
 
 class Tail:
@@ -175,7 +175,7 @@ class Tail:
     def new(self) -> Summaries:
         """The lines since the last call, the first time all; a line that is being written comes with the next call."""
         try:
-            with (self._folder / NAME).open("rb") as stream:
+            with (self._folder / SUMMARIES_FILE).open("rb") as stream:
                 number = os.fstat(stream.fileno()).st_ino
                 older = self._rest_of_older() if number != self._file else b""
                 if number != self._file:
@@ -190,7 +190,7 @@ class Tail:
     def _rest_of_older(self) -> bytes:
         """What was not read yet of the file that became the older one."""
         try:
-            with (self._folder / OLDER).open("rb") as stream:
+            with (self._folder / OLDER_SUMMARIES_FILE).open("rb") as stream:
                 known = os.fstat(stream.fileno()).st_ino == self._file
                 return _from(stream, self._position if known else 0)
         except OSError:
@@ -252,5 +252,9 @@ def last_end_unix_ns(folder: Path) -> int:
 
 def _folders(directory: Path) -> list[Path]:
     """The folders of the processes of a recording that have summaries."""
-    found = {path.parent for name in (NAME, OLDER) for path in (*directory.glob(name), *directory.glob(f"*/{name}"))}
+    found = {
+        path.parent
+        for name in (SUMMARIES_FILE, OLDER_SUMMARIES_FILE)
+        for path in (*directory.glob(name), *directory.glob(f"*/{name}"))
+    }
     return sorted(found)
