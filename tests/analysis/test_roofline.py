@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 import thence
-from helpers import run_thence
+from helpers import FSDP, run_thence
 from thence.model.peaks import Peaks
 from work_traces import BF16_TFLOPS, H100, Work
 
@@ -67,6 +67,15 @@ def test_rows_add_up_for_each_kind_of_place(trace: thence.Trace, by: str) -> Non
     assert rows["roofline_ns"].sum() + rows["headroom_ns"].sum() == pytest.approx(rows["modelled_ns"].sum())
     assert rows["share"].sum() == pytest.approx(1)
     assert (rows["peak_share"].drop_nulls() <= 1).all()
+
+
+def test_a_row_names_its_device_unless_it_sums_several() -> None:
+    trace = thence.open(FSDP[2:])
+    for by, devices in (("rank", {(2, 2), (3, 3)}), ("op", {(None, None)})):
+        rows = trace.roofline(by).rows  # type: ignore[arg-type]
+        assert set(rows["by"]) == {by}
+        most = rows.filter(pl.col("count") > 10)  # an operator may run on one of them alone
+        assert set(most.select("rank", "device").rows()) == devices
 
 
 def test_the_roofline_of_one_product_by_hand(trace: thence.Trace) -> None:
@@ -204,7 +213,10 @@ def test_a_report_has_the_work_of_each_row(tmp_path: Path) -> None:
     assert product["headroom_ns"] == round(250_000 - flop / BF16_TFLOPS / 1e3)
     assert (addition["flop"], addition["tflops"], addition["bytes"]) == (None, None, moved)
     assert addition["headroom_ns"] == round(400_000 - moved / 3352)
-    assert [rows["aten::strange"][name] for name in ("flop", "bytes", "modelled_ns", "headroom_ns")] == [None] * 4
+    assert (product["bound"], addition["bound"]) == ("compute", "memory")
+    assert addition["gbps"] == pytest.approx(moved / 400_000)
+    assert addition["peak_share"] == pytest.approx(moved / 400_000 / 3352, abs=1e-5)
+    assert [rows["aten::strange"][name] for name in ("flop", "bytes", "modelled_ns", "gbps", "bound")] == [None] * 5
 
 
 def test_shares_of_what_is_attainable_stand_beside_those_of_the_data_sheet(tmp_path: Path) -> None:

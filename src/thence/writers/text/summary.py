@@ -42,7 +42,10 @@ _MOST_REASONS = 10
 _KINDS_WIDTH = 30
 _NAME_WIDTH = 96
 _BAR_WIDTH = 8
-_LAST = ("", "TFLOP/s", "headroom", "mean", "backward", "count", "exposed")
+_USE = {"headroom_ns": "headroom", "tflops": "TFLOP/s", "gbps": "GB/s", "peak_share": "of roofline", "bound": "bound by"}
+"""Headings of the columns about use of the GPU, by their names."""
+_OF_ROOFLINE = ("headroom_ns", "peak_share", "bound")
+_LAST = ("", *reversed(_USE.values()), "mean", "backward", "count", "exposed")
 """Columns that a narrow terminal leaves out, in this order: first the bars, which repeat the shares."""
 _RANK_OF_USE = 10
 _RANK_OF_BARS = 11
@@ -383,17 +386,18 @@ def _title(summary: Summary) -> str:
 
 def _work(summary: Summary, *, work: bool) -> list[tuple[str, str]]:
     """Headings and names of the columns about use of the GPU of which something is known."""
-    rows, shown = summary.rows, []
-    if work and (rows["modelled_ns"] >= WELL_COVERED_SHARE * rows["total_ns"]).any():
-        shown.append(("headroom", "headroom_ns"))
-    if work and rows["tflops"].count():
-        shown.append(("TFLOP/s", "tflops"))
-    return shown
+    rows = summary.rows
+    covered = bool((rows["modelled_ns"] >= WELL_COVERED_SHARE * rows["total_ns"]).any())
+    return [
+        (text, name)
+        for name, text in _USE.items()
+        if work and (covered if name in _OF_ROOFLINE else rows[name].count())
+    ]
 
 
 def _known(row: Mapping[str, Any], name: str) -> str:
-    """Headroom or FLOP/s of a row: headroom only where most of its time has a roofline, or it would look small."""
-    covered = name != "headroom_ns" or (row["modelled_ns"] or 0) >= WELL_COVERED_SHARE * row["total_ns"]
+    """A figure of a row; what compares it with its roofline only where most of its time has one, or it would mislead."""
+    covered = name not in _OF_ROOFLINE or (row["modelled_ns"] or 0) >= WELL_COVERED_SHARE * row["total_ns"]
     return format_cell(name, row[name]) if covered else "-"
 
 
@@ -409,7 +413,7 @@ def _every_column(summary: Summary, *, work: bool) -> dict[str, int]:
         **({"backward": 8} if backward else {}),
         "share": 7,
         "": _BAR_WIDTH,
-        **dict.fromkeys((text for text, _ in _work(summary, work=work)), 8),
+        **{text: max(8, len(text)) for text, _ in _work(summary, work=work)},
     }
 
 
