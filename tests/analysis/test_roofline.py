@@ -171,11 +171,13 @@ def test_what_if_work_ran_at_its_roofline(tmp_path: Path) -> None:
     trace = made.opened(tmp_path)
     ideal_us = 2 * 4096**3 / BF16_TFLOPS / 1e6
     rows = {
-        row["change"]: row for row in trace.whatif(at_roofline=["op:mm=0.8", "op:strange"]).rows.iter_rows(named=True)
+        row["change"]: row
+        for row in trace.whatif(at_roofline=["op:mm=0.8", "op:strange", "op:aten"]).rows.iter_rows(named=True)
     }
     gained = rows["at-roofline op:mm=0.8"]
     assert gained["gain_ns"] == pytest.approx(40 * 1e3 * (250 - ideal_us / 0.8), rel=0.01)
     assert rows["at-roofline op:strange"]["verdict"] == "absent", "its roofline is not known"
+    assert rows["at-roofline op:aten"]["modelled_share"] == pytest.approx(250 / 270)
 
 
 @pytest.mark.parametrize("text", ["op:mm=0", "op:mm=1.5", "cause:host", "mm", "op:"])
