@@ -46,6 +46,13 @@ def test_numbers_that_are_no_counts_are_unknown() -> None:
     assert found["traffic"].drop_nulls().to_list() == [8]
 
 
+def test_a_mark_states_the_data_type_that_no_name_tells() -> None:
+    marks = ['{"flop":8,"dtype":"bf16"}', '{"flop":8,"dtype":"float8"}', '{"flop":8,"dtype":"fp3"}', '{"flop":8}']
+    assert said_work(trace([*marks], [None] * 4, [0, 1, 2, 3])).sort("index")["type"].to_list() == [
+        "bfloat16", "float8", None, None,
+    ]  # fmt: skip
+
+
 def test_in_a_graph_a_mark_counts_once_a_launch() -> None:
     stated = ['{"flop":64,"work_of":3}', '{"flop":64,"work_of":3,"x":1}', '{"flop":64,"work_of":9}', '{"flop":64}']
     found = said_work(
@@ -74,7 +81,7 @@ def test_recordings_of_every_kind_keep_what_marks_state(tmp_path: Path, options:
             for _ in range(6):
                 if {"sampling" in options}:
                     recording.step()
-                with thence.mark("attention", flop=3000, bytes=40):
+                with thence.mark("attention", flop=3000, bytes=40, dtype="bf16"):
                     launch("first")
                     launch("second")
                 launch("third")
@@ -83,5 +90,8 @@ def test_recordings_of_every_kind_keep_what_marks_state(tmp_path: Path, options:
     )
     tables = thence.open(tmp_path).tables
     work = tables.gpu.select(pl.col("name").cast(pl.String)).hstack(activity_work(tables))
-    found = {tuple(row) for row in work.select("name", "flop", "bytes", pl.col("work_rule").cast(pl.String)).rows()}
-    assert found == {("first", 1500, 20, "said"), ("second", 1500, 20, "said"), ("third", None, None, None)}
+    assert set(work.select("name", "flop", "bytes", pl.col("dtype", "work_rule").cast(pl.String)).rows()) == {
+        ("first", 1500, 20, "bfloat16", "said"),
+        ("second", 1500, 20, "bfloat16", "said"),
+        ("third", None, None, None, None),
+    }
