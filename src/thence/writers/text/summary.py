@@ -42,9 +42,10 @@ _MOST_REASONS = 10
 _KINDS_WIDTH = 30
 _NAME_WIDTH = 96
 _BAR_WIDTH = 8
-_USE = {"headroom_ns": "headroom", "tflops": "TFLOP/s", "gbps": "GB/s", "peak_share": "of roofline", "bound": "bound by"}
-"""Headings of the columns about use of the GPU, by their names."""
-_OF_ROOFLINE = ("headroom_ns", "peak_share", "bound")
+_USE = {"headroom_ns": "headroom", "tflops": "TFLOP/s", "gbps": "GB/s"}
+"""Headings of the columns about use of the GPU, by their names; thence roofline shows more."""
+_OF_MOST = ("headroom_ns", "gbps")
+"""Those that are shown of rows of which most of the time has a roofline: else they would mislead."""
 _LAST = ("", *reversed(_USE.values()), "mean", "backward", "count", "exposed")
 """Columns that a narrow terminal leaves out, in this order: first the bars, which repeat the shares."""
 _RANK_OF_USE = 10
@@ -391,13 +392,13 @@ def _work(summary: Summary, *, work: bool) -> list[tuple[str, str]]:
     return [
         (text, name)
         for name, text in _USE.items()
-        if work and (covered if name in _OF_ROOFLINE else rows[name].count())
+        if work and (covered if name in _OF_MOST else rows[name].count())
     ]
 
 
 def _known(row: Mapping[str, Any], name: str) -> str:
-    """A figure of a row; what compares it with its roofline only where most of its time has one, or it would mislead."""
-    covered = name not in _OF_ROOFLINE or (row["modelled_ns"] or 0) >= WELL_COVERED_SHARE * row["total_ns"]
+    """A figure of a row; those of `_OF_MOST` only where most of its time has a roofline."""
+    covered = name not in _OF_MOST or (row["modelled_ns"] or 0) >= WELL_COVERED_SHARE * row["total_ns"]
     return format_cell(name, row[name]) if covered else "-"
 
 
@@ -413,7 +414,7 @@ def _every_column(summary: Summary, *, work: bool) -> dict[str, int]:
         **({"backward": 8} if backward else {}),
         "share": 7,
         "": _BAR_WIDTH,
-        **{text: max(8, len(text)) for text, _ in _work(summary, work=work)},
+        **dict.fromkeys((text for text, _ in _work(summary, work=work)), 8),
     }
 
 
