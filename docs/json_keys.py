@@ -170,8 +170,8 @@ BY_VERB: dict[str, dict[str, str]] = {
         "folded[].tflops": "10^12 FLOP/s in flop_ns; null without",
         "folded[].gbps": "10^9 bytes/s in bytes_ns; null without",
         "folded[].peak_share": "roofline / modelled_ns, from 0 to 1; null if nothing has a roofline",
-        "folded[].bound": "`compute`, `memory`, `link`, `cache` or `latency`: what decides most of modelled_ns; null if "
-        "nothing has a roofline",
+        "folded[].bound": "`compute`, `memory`, `link`, `cache` or `latency`: what decides most of modelled_ns; null "
+        "if nothing has a roofline",
         "tree": "with --depth: the parts of the model, each before those inside of it",
         "tree[].name": "the whole path, with * for the number of a layer",
         "tree[].part": "what it adds to the path around it",
@@ -724,8 +724,8 @@ BY_VERB: dict[str, dict[str, str]] = {
         "rows[].low_share": "lower end of the interval",
         "rows[].high_share": "upper end of the interval",
         "rows[].verdict": "gain, loss, noise (no more than the interval), refused or absent",
-        "rows[].modelled_share": "of at-roofline, share of the time of its activities that has a known roofline: the rest "
-        "keeps its time; null of other changes",
+        "rows[].modelled_share": "of at-roofline, share of the time of its activities that has a roofline: the rest keeps "
+        "its time; null of other changes",
         "critical_path": "what limited the program at every moment, from its first to its last",
         "critical_path[].name": "kernel, call or place",
         "critical_path[].kind": "gpu, host, launch, gap, event, return, handover or graph (with unknown edges)",

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.analysis.activity_rooflines import BOUNDS, REASONS, activity_rooflines, attainable_peaks, known_peaks, most_of
+from thence.analysis.activity_rooflines import (
+    BOUNDS,
+    REASONS,
+    activity_rooflines,
+    attainable_peaks,
+    known_peaks,
+    most_of,
+)
 from thence.analysis.counters.answer import counters_of, figures_as_text
 from thence.analysis.counters.measured import SCHEMA as MEASURED
 from thence.analysis.counters.measured import measured

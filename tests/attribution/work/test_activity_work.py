@@ -86,7 +86,9 @@ def test_attention_of_servers_has_the_pairs_that_the_step_states(
 def test_decoding_in_sglang_moves_the_keys_of_all_requests(tmp_path: Path, latent: bool) -> None:
     """32 requests of 32,785 keys together; a page holds 64 keys of 8 heads. Latent attention has more keys than k."""
     made = Work()
-    step = "step[DECODE bs=32 toks=32 c=0 g=32 c_sq=0 c_sk=0 c_sqsq=0 c_sqsk=0 g_sq=32 g_sk=32785 g_sqsq=32 g_sqsk=32785]"
+    step = (
+        "step[DECODE bs=32 toks=32 c=0 g=32 c_sq=0 c_sk=0 c_sqsq=0 c_sqsk=0 g_sq=32 g_sk=32785 g_sqsq=32 g_sqsk=32785]"
+    )
     made.range(step, "user_annotation", 0.0, 100.0)
     pages, none = [1000, 64, 8, 128], []
     dims = [[32, 32, 128], pages, pages, none, none, [32, 32, 512] if latent else none]

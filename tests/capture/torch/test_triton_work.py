@@ -81,5 +81,5 @@ def test_triton_without_chains_of_hooks_is_refused(monkeypatch: pytest.MonkeyPat
     if runtime is not None:
         triton.knobs = SimpleNamespace(runtime=runtime)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "triton", triton)
-    with pytest.raises(thence.MissingRequirement, match="needs Triton 3.5"), triton_work():
+    with pytest.raises(thence.MissingRequirement, match=r"needs Triton 3\.5"), triton_work():
         pass

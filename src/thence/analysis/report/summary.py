@@ -498,9 +498,11 @@ def finished_rows(rows: pl.DataFrame, by: str, total: int, more: Sequence[str]) 
         total: time that is a share of 1, ns.
         more: further columns to keep.
     """
-    ordered = rows.with_columns(
-        mean_ns=pl.col("total_ns") / pl.col("count"), share=pl.col("total_ns") / max(total, 1)
-    ).with_columns(use_of_sums()).sort("total_ns", "name", descending=[True, False])
+    ordered = (
+        rows.with_columns(mean_ns=pl.col("total_ns") / pl.col("count"), share=pl.col("total_ns") / max(total, 1))
+        .with_columns(use_of_sums())
+        .sort("total_ns", "name", descending=[True, False])
+    )
     # Names of kernels and paths of files need shortening; other names are those that the user wrote.
     shortened = {"kernel": short_names, "source": short_places}.get(by)
     short = shortened(ordered["name"].to_list()) if shortened else {}

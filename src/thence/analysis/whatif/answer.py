@@ -121,8 +121,10 @@ class WhatIf(Answer):
             nothing = "no single change that is predicted gains more than its interval"
             given = "--free, --scale, --no-wait and --on-time predict a given change"
             yield f"{left_out if self.rows.height else nothing}; {given}"
-        for title, share in self.rows.filter(pl.col("modelled_share") < 1).select("change", "modelled_share").iter_rows():
-            yield f"{title}: {format_share(share, 1)} of the time of its activities has a known roofline; the rest stays"
+        for title, share in (
+            self.rows.filter(pl.col("modelled_share") < 1).select("change", "modelled_share").iter_rows()
+        ):
+            yield f"{title}: {format_share(share, 1)} of the time of its activities has a roofline; the rest stays"
         health = self.health
         if health.opaque > MAX_WITHOUT_EDGES_SHARE:
             yield f"refused: {self.refusal}; {EDGES_ADVICE}"

@@ -177,7 +177,6 @@ def modelled_share(trace: Attributed, change: Change) -> float | None:
     return float(time[known].sum() / max(time.sum(), 1))
 
 
-
 @dataclass(frozen=True)
 class ChangeFacts:
     """Data that several changes of one program use, computed lazily and cached.

@@ -43,7 +43,7 @@ def _product(left: int, right: int) -> Callable[[Sequence[Argument]], int | None
 
 
 def _grouped_product(arguments: Sequence[Argument]) -> int | None:
-    """``_grouped_mm(a, b, offsets)``: the rows of a, the columns of b or the inner dimension is divided among the groups.
+    """``_grouped_mm(a, b, offsets)``: rows of a, columns of b or the inner dimension is divided among the groups.
 
     What is divided belongs to one group each, so the sizes of the groups, which lie on the device, do not matter.
     """
@@ -57,7 +57,7 @@ def _grouped_product(arguments: Sequence[Argument]) -> int | None:
 
 
 def experts_of(arguments: Sequence[Argument]) -> tuple[int, int, int] | None:
-    """Of ``fused_experts(x, w1, w2, weights, experts)``: experts, elements of the weights of one, rows that it multiplies.
+    """Of ``fused_experts(x, w1, w2, weights, experts)``: experts, elements of the weights of one, and rows.
 
     x is [tokens, width], w1 [experts, 1 or 2 times the inner width, width], w2 [experts, width, inner width], and
     experts [tokens, experts of a token]. None for weights that are packed or padded, and where their type does not tell

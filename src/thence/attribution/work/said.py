@@ -1,7 +1,7 @@
 """FLOP and bytes that the program states of its own work: ``thence.mark("attention", flop=..., bytes=...)``.
 
-``dtype=`` states the data type of the FLOP, one of `thence.model.peaks.DTYPES` or a short name such as bf16, for kernels
-whose names and inputs do not tell it.
+``dtype=`` states the data type of the FLOP, one of `thence.model.peaks.DTYPES` or a short name such as bf16, for
+kernels whose names and inputs do not tell it.
 
 The statement is about all kernels that are launched while the mark is open once. Of nested marks the innermost that
 states something counts. In a CUDA graph it is about the kernels of one replay that were launched while the mark was

@@ -87,5 +87,7 @@ def _hooks() -> tuple[Any, Any]:
         enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
         _ = enter.add, leave.remove
     except (ImportError, AttributeError) as error:
-        raise MissingRequirement("thence.torch.triton_work() needs Triton 3.5 or newer: pip install -U triton") from error
+        raise MissingRequirement(
+            "thence.torch.triton_work() needs Triton 3.5 or newer: pip install -U triton"
+        ) from error
     return enter, leave

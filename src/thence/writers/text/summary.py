@@ -390,9 +390,7 @@ def _work(summary: Summary, *, work: bool) -> list[tuple[str, str]]:
     rows = summary.rows
     covered = bool((rows["modelled_ns"] >= WELL_COVERED_SHARE * rows["total_ns"]).any())
     return [
-        (text, name)
-        for name, text in _USE.items()
-        if work and (covered if name in _OF_MOST else rows[name].count())
+        (text, name) for name, text in _USE.items() if work and rows[name].count() and (covered or name not in _OF_MOST)
     ]
 
 
