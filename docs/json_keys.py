@@ -724,8 +724,8 @@ BY_VERB: dict[str, dict[str, str]] = {
         "rows[].low_share": "lower end of the interval",
         "rows[].high_share": "upper end of the interval",
         "rows[].verdict": "gain, loss, noise (no more than the interval), refused or absent",
-        "rows[].modelled_share": "of at-roofline, share of the time of its activities that has a roofline: the rest keeps "
-        "its time; null of other changes",
+        "rows[].modelled_share": "of at-roofline, share of the time of its activities that has a roofline: the rest "
+        "keeps its time; null of other changes",
         "critical_path": "what limited the program at every moment, from its first to its last",
         "critical_path[].name": "kernel, call or place",
         "critical_path[].kind": "gpu, host, launch, gap, event, return, handover or graph (with unknown edges)",
