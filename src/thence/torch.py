@@ -2,5 +2,6 @@
 
 from thence.capture.torch.collectives import collective, label_collectives
 from thence.capture.torch.events import event_ids
+from thence.capture.torch.triton_work import triton_work
 
-__all__ = ["collective", "event_ids", "label_collectives"]
+__all__ = ["collective", "event_ids", "label_collectives", "triton_work"]

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pytest
 
+import thence
+from helpers import DATA
 from thence.analysis.activity_rooflines import activity_rooflines, known_peaks
 from thence.model.peaks import Peaks
 from work_traces import BF16_TFLOPS, GBPS, Work
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import thence
 
 
 def rated(trace: thence.Trace, given: Peaks | None = None) -> list[dict[str, Any]]:
@@ -95,3 +95,12 @@ def test_what_is_unknown_has_its_reason(tmp_path: Path) -> None:
     made.activity("kernel", "nobody", 5.0)
     made.call("aten::mm", [[64, 64], [64, 64]], ("gemm", 50.0), types=["c10::complex<float>"] * 2)
     assert [row["reason"] for row in rated(made.opened(tmp_path))] == ["no_model", "no_operator", "no_peak"]
+
+
+def test_work_of_jax_outside_of_programs_is_missed_by_no_operator() -> None:
+    """PyTorch's record_shapes is no advice for XLA's autotuner."""
+    tables = thence.open(DATA / "jax" / "recording").tables
+    found = activity_rooflines(tables, known_peaks(tables, Peaks("GPU", {"bfloat16": 1e3}, 1e4, "given")))
+    outside = found.filter(tables.gpu["program"].is_null(), tables.gpu["kind"] == "kernel")
+    assert outside["reason"].unique().to_list() == ["no_program"]
+    assert "no_operator" not in found["reason"].to_list()

@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 import thence
-from helpers import run_thence
+from helpers import FSDP, run_thence
 from thence.model.peaks import Peaks
 from work_traces import BF16_TFLOPS, H100, Work
 
@@ -67,6 +67,15 @@ def test_rows_add_up_for_each_kind_of_place(trace: thence.Trace, by: str) -> Non
     assert rows["roofline_ns"].sum() + rows["headroom_ns"].sum() == pytest.approx(rows["modelled_ns"].sum())
     assert rows["share"].sum() == pytest.approx(1)
     assert (rows["peak_share"].drop_nulls() <= 1).all()
+
+
+def test_a_row_names_its_device_unless_it_sums_several() -> None:
+    trace = thence.open(FSDP[2:])
+    for by, devices in (("rank", {(2, 2), (3, 3)}), ("op", {(None, None)})):
+        rows = trace.roofline(by).rows  # type: ignore[arg-type]
+        assert set(rows["by"]) == {by}
+        most = rows.filter(pl.col("count") > 10)  # an operator may run on one of them alone
+        assert set(most.select("rank", "device").rows()) == devices
 
 
 def test_the_roofline_of_one_product_by_hand(trace: thence.Trace) -> None:
@@ -162,11 +171,13 @@ def test_what_if_work_ran_at_its_roofline(tmp_path: Path) -> None:
     trace = made.opened(tmp_path)
     ideal_us = 2 * 4096**3 / BF16_TFLOPS / 1e6
     rows = {
-        row["change"]: row for row in trace.whatif(at_roofline=["op:mm=0.8", "op:strange"]).rows.iter_rows(named=True)
+        row["change"]: row
+        for row in trace.whatif(at_roofline=["op:mm=0.8", "op:strange", "op:aten"]).rows.iter_rows(named=True)
     }
     gained = rows["at-roofline op:mm=0.8"]
     assert gained["gain_ns"] == pytest.approx(40 * 1e3 * (250 - ideal_us / 0.8), rel=0.01)
     assert rows["at-roofline op:strange"]["verdict"] == "absent", "its roofline is not known"
+    assert rows["at-roofline op:aten"]["modelled_share"] == pytest.approx(250 / 270)
 
 
 @pytest.mark.parametrize("text", ["op:mm=0", "op:mm=1.5", "cause:host", "mm", "op:"])
@@ -204,7 +215,10 @@ def test_a_report_has_the_work_of_each_row(tmp_path: Path) -> None:
     assert product["headroom_ns"] == round(250_000 - flop / BF16_TFLOPS / 1e3)
     assert (addition["flop"], addition["tflops"], addition["bytes"]) == (None, None, moved)
     assert addition["headroom_ns"] == round(400_000 - moved / 3352)
-    assert [rows["aten::strange"][name] for name in ("flop", "bytes", "modelled_ns", "headroom_ns")] == [None] * 4
+    assert (product["bound"], addition["bound"]) == ("compute", "memory")
+    assert addition["gbps"] == pytest.approx(moved / 400_000)
+    assert addition["peak_share"] == pytest.approx(moved / 400_000 / 3352, abs=1e-5)
+    assert [rows["aten::strange"][name] for name in ("flop", "bytes", "modelled_ns", "gbps", "bound")] == [None] * 5
 
 
 def test_shares_of_what_is_attainable_stand_beside_those_of_the_data_sheet(tmp_path: Path) -> None:

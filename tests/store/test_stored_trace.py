@@ -13,6 +13,7 @@ from polars.testing import assert_frame_equal
 import thence
 from helpers import DATA, FSDP, TORCH, kernel, launch, output, written
 from stores import stored
+from thence.analysis.activity_rooflines import WORK_SUMS
 from thence.analysis.ranks import timeline_rows
 from thence.errors import DamagedInput, InputError, MissingData, UsageError
 from thence.model.places import BY
@@ -196,7 +197,7 @@ def test_a_store_of_an_earlier_version_says_that_it_lacks_work(job: Path, tmp_pa
     for path in old.rglob("work.parquet"):
         path.unlink()
     for path in [*old.rglob("summary-report_rows.parquet"), *(old / SUMMARIES / "report_rows").iterdir()]:
-        pl.read_parquet(path).drop("flop", "flop_ns", "bytes", "modelled_ns", "headroom_ns").write_parquet(path)
+        pl.read_parquet(path).drop(WORK_SUMS).write_parquet(path)
     trace = thence.open(old)
     summary = trace.report("kernel")
     assert summary.rows["total_ns"].sum() == summary.sum_ns

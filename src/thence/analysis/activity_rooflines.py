@@ -22,7 +22,7 @@ from thence.model.peaks import DTYPES, measured_peaks_of, peaks_at_clock, peaks_
 from thence.model.thresholds import MAX_OVER_PEAK, SHORT_KERNEL_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from thence.model.attributed import Attributed
     from thence.model.peaks import Peaks
@@ -33,6 +33,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "record_shapes=True; in CUDA graphs, thence record and thence.save_labels() take them at capture, and thence "
         "label --eager from a run without graphs or a trace of the capture",
         "no_instruction": "its HLO instruction is not known",
+        "no_program": "it is part of no XLA program, such as what the autotuner runs to compare results",
         "no_model": "the operator's inputs are recorded, but nothing says how many bytes it moves, or they are lists "
         "whose shapes are not recorded",
         "communication": "it communicates, and the trace does not say how much",
@@ -106,8 +107,12 @@ def rooflines_of_known_devices(trace: Attributed) -> pl.DataFrame:
     return activity_rooflines(trace, _peaks_by_name(_names_of_devices(trace)))
 
 
-WORK_SUMS = ("flop", "flop_ns", "bytes", "modelled_ns", "headroom_ns")
+BOUND_SUMS = tuple(f"{bound}_bound_ns" for bound in BOUNDS)
+"""Time of the work that each of `BOUNDS` decides."""
+WORK_SUMS = ("flop", "flop_ns", "bytes", "bytes_ns", "modelled_ns", "headroom_ns", *BOUND_SUMS)
 """Columns of `work_of_parts`. They add up over parts, activities and ranks."""
+USE = ("tflops", "gbps", "peak_share", "bound")
+"""Columns of `use_of_sums`."""
 
 
 def work_of_parts(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
@@ -119,18 +124,20 @@ def work_of_parts(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
 
     Returns:
         columns flop (Int128: a part may have more than 64 bits hold), flop_ns (time of the part if its FLOP are known),
-        bytes, modelled_ns (time of the part if it has a roofline), headroom_ns (time beyond it), one row for each part;
-        null where unknown.
+        bytes, bytes_ns (time of the part if its bytes are known), modelled_ns (time of the part if it has a roofline),
+        headroom_ns (time beyond it) and `BOUND_SUMS`, one row for each part; null where unknown.
     """
-    rated = rooflines_of_known_devices(trace).select("duration", "flop", "bytes", "roofline_ns", "reason")
+    rated = rooflines_of_known_devices(trace).select("duration", "flop", "bytes", "roofline_ns", "bound", "reason")
     part, whole = pl.col("part"), pl.col("duration")
     share = pl.when(whole > 0).then(part / whole).otherwise(0.0)
     sums = {
         "flop": pl.col("flop") * share,
         "flop_ns": pl.when(pl.col("flop").is_not_null()).then(part),
         "bytes": pl.col("bytes") * share,
+        "bytes_ns": pl.when(pl.col("bytes").is_not_null()).then(part),
         "modelled_ns": pl.when(pl.col("reason").is_null()).then(part),
         "headroom_ns": part - pl.col("roofline_ns") * share,
+        **{name: pl.when(pl.col("bound") == bound).then(part) for name, bound in zip(BOUND_SUMS, BOUNDS, strict=True)},
     }
     return (
         rated[parts["gpu"].cast(pl.UInt32)]
@@ -149,9 +156,26 @@ def summed_work() -> list[pl.Expr]:
     ]
 
 
-def tflops() -> pl.Expr:
-    """10^12 FLOP/s in the time of the work with known FLOP; null without."""
-    return pl.when(pl.col("flop_ns") > 0).then(pl.col("flop") / pl.col("flop_ns") / 1e3)
+def use_of_sums() -> list[pl.Expr]:
+    """What follows from the sums `WORK_SUMS`: the columns `USE`, null where nothing is known.
+
+    tflops (10^12 FLOP/s in the time of the work with known FLOP), gbps (10^9 bytes/s in that with known bytes),
+    peak_share (roofline / time of the work with a roofline) and bound (what decides the roofline of most of that time).
+    """
+    modelled = pl.when(pl.col("modelled_ns") > 0)
+    return [
+        pl.when(pl.col("flop_ns") > 0).then(pl.col("flop") / pl.col("flop_ns") / 1e3).alias("tflops"),
+        pl.when(pl.col("bytes_ns") > 0).then(pl.col("bytes") / pl.col("bytes_ns")).alias("gbps"),
+        modelled.then(1 - pl.col("headroom_ns") / pl.col("modelled_ns")).alias("peak_share"),
+        modelled.then(most_of(BOUND_SUMS)).alias("bound"),
+    ]
+
+
+def most_of(times: Sequence[str]) -> pl.Expr:
+    """The name of what decides the most time, of `BOUNDS`, whose times these columns are, in their order."""
+    largest = pl.max_horizontal(times)
+    pairs = zip(times, BOUNDS, strict=True)
+    return pl.coalesce(pl.when(pl.col(time) == largest).then(pl.lit(bound)) for time, bound in pairs)
 
 
 def activity_rooflines(trace: Attributed, peaks: Mapping[tuple[int, int], Peaks]) -> pl.DataFrame:
@@ -174,6 +198,7 @@ def activity_rooflines(trace: Attributed, peaks: Mapping[tuple[int, int], Peaks]
     rated = _in_tf32(activities)
     rated = _with_times(rated)
     known = pl.col("reason").is_null()
+    of_xla = not trace.programs.is_empty() and trace.host["inputs"].null_count() == trace.host.height
     ideal = pl.max_horizontal("compute_ns", "bytes_ns")
     shown = {
         "dtype": pl.when(pl.col("flop").is_not_null()).then("dtype"),
@@ -182,7 +207,7 @@ def activity_rooflines(trace: Attributed, peaks: Mapping[tuple[int, int], Peaks]
         **{column: pl.col(column) for column in ("flop", "bytes", "compute_ns", "work_rule")},
     }
     return (
-        rated.with_columns(reason=_reason())
+        rated.with_columns(reason=_reason(of_xla=of_xla))
         .select("rank", "device", "duration", "reason", **{n: pl.when(known).then(e) for n, e in shown.items()})
         .select(pl.col(column).cast(dtype) for column, dtype in _SCHEMA.items())
     )
@@ -205,8 +230,12 @@ def _with_times(rated: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _reason() -> pl.Expr:
-    """Why an activity has no roofline; null if it has one."""
+def _reason(*, of_xla: bool) -> pl.Expr:
+    """Why an activity has no roofline; null if it has one.
+
+    Args:
+        of_xla: whether work comes from XLA programs, not from operators.
+    """
     most = MAX_OVER_PEAK * pl.max_horizontal("duration", 1)
     stated = pl.col("cache").is_not_null()  # peaks that the user gives may be lower than what the device can do
     exceeds = stated & (
@@ -220,7 +249,7 @@ def _reason() -> pl.Expr:
         .when(pl.col("links") & exceeds).then(pl.lit("exceeds"))
         .when("links").then(None)
         .when(unknown & ~pl.col("called") & pl.col("program").is_not_null()).then(pl.lit("no_instruction"))
-        .when(unknown & ~pl.col("called")).then(pl.lit("no_operator"))
+        .when(unknown & ~pl.col("called")).then(pl.lit("no_program" if of_xla else "no_operator"))
         .when(unknown).then(pl.lit("no_model"))
         .when((pl.col("flop").is_not_null() & pl.col("tflops").is_null()) | pl.col("gbps").is_null())
         .then(pl.lit("no_peak"))

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.analysis.activity_rooflines import BOUNDS, REASONS, activity_rooflines, attainable_peaks, known_peaks
+from thence.analysis.activity_rooflines import (
+    BOUNDS,
+    REASONS,
+    activity_rooflines,
+    attainable_peaks,
+    known_peaks,
+    most_of,
+)
 from thence.analysis.counters.answer import counters_of, figures_as_text
 from thence.analysis.counters.measured import SCHEMA as MEASURED
 from thence.analysis.counters.measured import measured
@@ -42,6 +49,7 @@ _CLOCK_SHARE = 0.01
 """Share of the sampled time from which a low clock is stated."""
 _OF_ACTIVITY = ("flop", "bytes", "compute_ns", "roofline_ns", "attainable_ns")
 """Columns of activities that are divided among places."""
+_OF_GPU = ("rank", "device")
 STEPS = {
     "rank": pl.Int32(), "device": pl.Int32(), "steps": pl.Int64(), "duration_ns": pl.Int64(), "flop": pl.Float64(),
     "recomputed_flop": pl.Float64(), "mfu": pl.Float64(), "hfu": pl.Float64(), "known_share": pl.Float64(),
@@ -65,7 +73,8 @@ class Roofline(Answer):
             the work that they launched, mfu and hfu (null if no FLOP are known), and known_share, the share of the
             time of that work whose FLOP or bytes are known. Empty without steps, or if only a part of the work is
             selected.
-        rows: name (the place, or why there is none, as `report` names it), count, total_ns, modelled_ns, flop, bytes,
+        rows: by, name (the place, or why there is none, as `report` names it), rank and device (null where the row
+            sums several), count, total_ns, modelled_ns, flop, bytes,
             tflops (10^12 FLOP/s in the time with FLOP), gbps (10^9 bytes/s in the time with bytes), intensity (FLOP /
             bytes of activities that have both), bound (of `BOUNDS`, what limits most of its modelled time; unknown if
             nothing is modelled), roofline_ns, headroom_ns, peak_share (roofline_ns / modelled_ns), attainable_share
@@ -269,7 +278,7 @@ def roofline(trace: Attributed, by: str, given: Peaks | None = None) -> Roofline
             **{name: totals[name] for name in ("flop", "bytes", "roofline_ns", "headroom_ns")},
         },
         step_utilisation(trace, activities),
-        _rows(shared, trace, activities),
+        _rows(shared, trace, by, activities),
         _reasons(activities),
         _types(activities),
         _by_device(attainable),
@@ -278,7 +287,7 @@ def roofline(trace: Attributed, by: str, given: Peaks | None = None) -> Roofline
     )
 
 
-def _rows(shared: pl.DataFrame, trace: Attributed, activities: pl.DataFrame) -> pl.DataFrame:
+def _rows(shared: pl.DataFrame, trace: Attributed, by: str, activities: pl.DataFrame) -> pl.DataFrame:
     """`Roofline.rows` of what `shared_among_places` returns."""
     rows = summed(shared.group_by("place", "no_place", maintain_order=True))
     return (
@@ -286,8 +295,8 @@ def _rows(shared: pl.DataFrame, trace: Attributed, activities: pl.DataFrame) -> 
         .rename({"no_place": "reason"})
         .with_columns(pl.col("reason").cast(pl.String), name=name_of_place())
         .sort("headroom_ns", "total_ns", "name", descending=[True, True, False])
-        .with_columns(share=pl.col("headroom_ns") / pl.max_horizontal(pl.col("headroom_ns").sum(), 1.0))
-        .select("name", pl.exclude("name", "place", "reason", "measured"), "reason", "measured")
+        .with_columns(share=pl.col("headroom_ns") / pl.max_horizontal(pl.col("headroom_ns").sum(), 1.0), by=pl.lit(by))
+        .select("by", "name", pl.exclude("by", "name", "place", "reason", "measured"), "reason", "measured")
     )
 
 
@@ -340,12 +349,12 @@ def shared_among_places(parts: pl.DataFrame, activities: pl.DataFrame) -> pl.Dat
         activities: as `activity_rooflines` returns them.
 
     Returns:
-        columns place, no_place (why there is none), part (ns) and those of ``activities``, with the part's share of
-        work and roofline.
+        columns gpu, place, no_place (why there is none), part (ns) and those of ``activities``, with the part's share
+        of work and roofline.
     """
     placed = parts.select("gpu", "place", no_place="reason", part="duration")
     row = pl.col("gpu").cast(pl.UInt32)
-    shared = placed.hstack(activities[placed.select(row).to_series()].drop("rank", "device"))
+    shared = placed.hstack(activities[placed.select(row).to_series()])
     share = pl.when(pl.col("duration") > 0).then(pl.col("part") / pl.col("duration")).otherwise(0.0)
     return shared.with_columns(pl.selectors.by_name(_OF_ACTIVITY, require_all=False) * share)
 
@@ -402,7 +411,9 @@ def summed(groups: Any) -> pl.DataFrame:
     """The rows of `Roofline.rows`, without share, of groups of what `shared_among_places` returns."""
     known, time = pl.col("reason").is_null(), pl.col("part")
     both = pl.col("flop").is_not_null() & pl.col("bytes").is_not_null()
+    one = {name: pl.when(pl.col(name).min() == pl.col(name).max()).then(pl.col(name).first()) for name in _OF_GPU}
     frame: pl.DataFrame = groups.agg(
+        **one,
         count=pl.len(),
         total_ns=time.sum(),
         modelled_ns=time.filter(known).sum(),
@@ -415,13 +426,11 @@ def summed(groups: Any) -> pl.DataFrame:
         attainable_share=_known_sum("attainable_ns") / time.filter(pl.col("attainable_ns").is_not_null()).sum(),
         **{bound: time.filter(pl.col("bound") == bound).sum() for bound in BOUNDS},
     )
-    largest = pl.max_horizontal(BOUNDS)
-    decides = pl.coalesce(pl.when(pl.col(bound) == largest).then(pl.lit(bound)) for bound in BOUNDS)
     return frame.with_columns(
         headroom_ns=pl.col("modelled_ns") - pl.col("roofline_ns"),
         peak_share=pl.when(pl.col("modelled_ns") > 0).then(pl.col("roofline_ns") / pl.col("modelled_ns")),
         modelled_share=pl.when(pl.col("total_ns") > 0).then(pl.col("modelled_ns") / pl.col("total_ns")),
-        bound=pl.when(pl.col("modelled_ns") == 0).then(pl.lit("unknown")).otherwise(decides),
+        bound=pl.when(pl.col("modelled_ns") == 0).then(pl.lit("unknown")).otherwise(most_of(BOUNDS)),
         **{
             name: pl.when(pl.col(name).is_finite()).then(name)
             for name in ("tflops", "gbps", "intensity", "attainable_share")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from thence.analysis.activity_rooflines import WORK_SUMS, summed_work
+from thence.analysis.activity_rooflines import BOUND_SUMS, WORK_SUMS, summed_work
 from thence.analysis.grouping.layers import folded_rows
 from thence.analysis.grouping.time_by_place import general_heading
 from thence.analysis.rank_tables import RANK, rank_table
@@ -111,8 +111,10 @@ _TABLES = (
             Column("flop", pl.Float64(), "FLOP of the work with a roofline, a whole number; null: unknown"),
             Column("flop_ns", pl.Int64(), "time of the work with known FLOP, ns; null: none"),
             Column("bytes", pl.Int64(), "bytes of the work with a roofline; null: unknown"),
+            Column("bytes_ns", pl.Int64(), "time of the work with known bytes, ns; null: none"),
             Column("modelled_ns", pl.Int64(), "time of the work with a roofline, ns; null: none"),
             Column("headroom_ns", pl.Int64(), "time of that work beyond its roofline, ns; null: unknown"),
+            *(Column(name, pl.Int64(), "time of that work by what decides its roofline, ns") for name in BOUND_SUMS),
         ),
         required=("by", "name", "attributed", "count", "total_ns", "exposed_ns", "backward_ns"),
     ),

@@ -95,7 +95,7 @@ def _document(trace: Trace, by: By, result: Result, depth: int | None, *, each: 
         result.json(trace.headline.to_json() | summary.to_json() | nodes | more)
         return
     warnings = (f"warning: {text}" for text in summary.meta.warnings)
-    result.csv(summary.rows if tree is None else tree, [*summary.soundness.lines, *warnings])
+    result.csv(summary.to_frame() if tree is None else tree, [*summary.soundness.lines, *warnings])
 
 
 def _show(

@@ -72,7 +72,7 @@ class _Gpu:
     """A GPU: its driver's name for it, multiprocessors, clocks in GHz, and GB/s.
 
     ``clock`` is that of the tensor cores' peaks, ``vector_clock`` that of float64 and float32. ``cache`` is the L2
-    cache in MB, ``gpu_link`` and ``host_link`` are GB/s in one direction: half of what data sheets state.
+    cache in MiB, ``gpu_link`` and ``host_link`` are GB/s in one direction: half of what data sheets state.
     """
 
     name: str
@@ -149,7 +149,7 @@ def peaks_of(device: str) -> Peaks | None:
     for name, tflops, gbps, link in _AMD:
         if name in device:
             found = MappingProxyType(dict(tflops))
-            return Peaks(device, found, gbps, "AMD's data sheet", _AMD_CACHE * 10**6, link, _AMD_HOST_LINK)
+            return Peaks(device, found, gbps, "AMD's data sheet", _AMD_CACHE << 20, link, _AMD_HOST_LINK)
     return None
 
 
@@ -214,4 +214,4 @@ def _by_rule(device: str, gpu: _Gpu) -> Peaks:
     }
     source = f"{gpu.sms} multiprocessors x dense FLOP in a cycle x {gpu.clock} GHz, as NVIDIA's data sheet"
     links = gpu.gpu_link or gpu.host_link, gpu.host_link
-    return Peaks(device, MappingProxyType(tflops), gpu.gbps, source, gpu.cache * 10**6, *links)
+    return Peaks(device, MappingProxyType(tflops), gpu.gbps, source, gpu.cache << 20, *links)

@@ -15,7 +15,7 @@ import pytest
 
 import thence
 from helpers import DATA
-from thence.analysis.activity_rooflines import WORK_SUMS
+from thence.analysis.activity_rooflines import USE, WORK_SUMS
 from thence.analysis.grouping.layers import folded_rows, tree_rows
 from thence.errors import UsageError
 from thence.model.places import LAYERED
@@ -26,10 +26,13 @@ LAYERS = DATA / "torch" / "layers" / "layers36.json.gz"
 def table(times: dict[str, int], missing: int = 0) -> pl.DataFrame:
     """Rows of a summary: a place for each name, one activity per 10 ns, and time without a place.
 
-    Places have 2 FLOP and 3 bytes a ns, and half of their time is headroom.
+    Places have 2 FLOP and 3 bytes a ns, half of their time is headroom, and memory decides all of it.
     """
-    rows = [(name, True, None, ns // 10, ns, ns, 0, 2.0 * ns, ns, 3 * ns, ns, ns // 2) for name, ns in times.items()]
-    rows += [("[outside]", False, "outside_modules", 1, missing, missing, 0, *[None] * 5)] if missing else []
+    rows: list[tuple[object, ...]] = [
+        (name, True, None, ns // 10, ns, ns, 0, 2.0 * ns, ns, 3 * ns, ns, ns, ns // 2, None, ns, None, None, None)
+        for name, ns in times.items()
+    ]
+    rows += [("[outside]", False, "outside_modules", 1, missing, missing, 0, *[None] * 11)] if missing else []
     schema = ["name", "attributed", "reason", "count", "total_ns", "exposed_ns", "backward_ns", *WORK_SUMS]
     frame = pl.DataFrame(rows, schema, orient="row")
     return frame.sort("total_ns", descending=True, maintain_order=True)
@@ -59,8 +62,8 @@ def test_a_folded_row_has_the_layers_their_spread_and_the_one_that_differs_most(
     assert (down["layers"], down["count"], down["total_ns"], down["share"]) == (4, 90, 900, 0.45)
     assert (down["layer_min_ns"], down["layer_median_ns"], down["layer_max_ns"]) == (200, 200, 300)
     assert (down["differs"], down["differs_ns"], down["differs_share"]) == ("3", 300, 0.5)
-    assert [down[name] for name in (*WORK_SUMS, "tflops")] == [1800, 900, 2700, 900, 450, 0.002]
-    assert [by_name["[outside]"][name] for name in (*WORK_SUMS, "tflops")] == [None] * 6
+    assert [down[name] for name in (*WORK_SUMS[:6], *USE)] == [1800, 900, 2700, 900, 900, 450, 0.002, 3, 0.5, "memory"]
+    assert [by_name["[outside]"][name] for name in (*WORK_SUMS, *USE)] == [None] * 15
     assert by_name["layers.*.mlp.up"]["differs"] is None
     for alone in ("head", "layers.2.adapter", "[outside]"):
         assert by_name[alone]["layers"] is None

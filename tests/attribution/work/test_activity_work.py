@@ -82,6 +82,30 @@ def test_attention_of_servers_has_the_pairs_that_the_step_states(
     assert found["bytes"].sum() == (2 * (15 * 2 * (64 + 64) + 5 * 8 * (64 + 64)) if known else 0)
 
 
+@pytest.mark.parametrize("latent", [False, True])
+def test_decoding_in_sglang_moves_the_keys_of_all_requests(tmp_path: Path, latent: bool) -> None:
+    """32 requests of 32,785 keys together; a page holds 64 keys of 8 heads. Latent attention has more keys than k."""
+    made = Work()
+    step = (
+        "step[DECODE bs=32 toks=32 c=0 g=32 c_sq=0 c_sk=0 c_sqsq=0 c_sqsk=0 g_sq=32 g_sk=32785 g_sqsq=32 g_sqsk=32785]"
+    )
+    made.range(step, "user_annotation", 0.0, 100.0)
+    pages, none = [1000, 64, 8, 128], []
+    dims = [[32, 32, 128], pages, pages, none, none, [32, 32, 512] if latent else none]
+    types = ["c10::BFloat16"] * 3 + ["", "", "c10::BFloat16" if latent else ""]
+    made.call("sgl_kernel::fwd", dims, ("flash_fwd_splitkv", 59.0), types=types)
+    found = work_of(made.opened(tmp_path)).row(0, named=True)
+    moved = 2 * 256 * (32_785 * 8 + 32 * 32)
+    assert (found["flop"], found["bytes"]) == ((None, None) if latent else (2 * 32_785 * 32 * 256, moved))
+
+
+def test_a_product_is_of_the_type_that_is_multiplied_not_of_its_result(tmp_path: Path) -> None:
+    made = Work()
+    fp8 = ["c10::BFloat16", "c10::Float8_e4m3fn", "c10::Float8_e4m3fn", "float", "float"]
+    made.call("_C::cutlass_scaled_mm", [[8, 4], [8, 16], [16, 4], [1], [1]], ("Kernel2", 30.0), types=fp8)
+    assert work_of(made.opened(tmp_path)).select("flop", "dtype").row(0) == (2 * 8 * 16 * 4, "float8")
+
+
 def test_copies_have_their_own_bytes_and_those_on_the_device_read_and_write(tmp_path: Path) -> None:
     made = Work()
     of_xla = ("MemcpyD2D", "MemcpyH2D")

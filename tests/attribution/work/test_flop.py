@@ -31,9 +31,40 @@ def test_products() -> None:
     assert flop("bmm", [4, 3, 5], [4, 5, 7]) == 4 * 2 * 3 * 5 * 7
     assert flop("mv", [3, 5], [5]) == 2 * 3 * 5
     assert flop("dot", [5], [5]) == 2 * 5
-    assert flop("_grouped_mm", [12, 5], [3, 5, 7], [3]) == 2 * 12 * 5 * 7, "each row meets one group"
     assert flop("mm", [3, 5], [6, 7]) is None
     assert flop("mm", [3, 5]) is None
+
+
+@pytest.mark.parametrize(("left", "right", "expected"), [
+    ([12, 5], [3, 5, 7], 2 * 12 * 5 * 7),  # each of 12 rows meets the matrix of its group
+    ([5, 12], [12, 7], 2 * 5 * 12 * 7),  # each of 12 inner indices belongs to one product
+    ([3, 5, 7], [7, 12], 2 * 12 * 5 * 7),  # each of 12 columns meets the matrix of its group
+    ([3, 5, 7], [3, 7, 2], 3 * 2 * 5 * 7 * 2),
+    ([12, 5], [3, 6, 7], None),
+])  # fmt: skip
+def test_products_of_groups_do_not_depend_on_their_sizes(
+    left: list[int], right: list[int], expected: int | None
+) -> None:
+    assert flop("_grouped_mm", left, right, [3]) == flop("_scaled_grouped_mm", left, right) == expected
+
+
+def test_products_of_servers() -> None:
+    """FP8 with a 16-bit result; and experts: each of 9 tokens meets 2 of 8, whose weights are 5 x 8 and 4 x 5."""
+    product = 2 * 3 * 5 * 7
+    fp8 = [Tensor(shape, "c10::Float8_e4m3fn") for shape in ((3, 5), (5, 7))]
+    assert FLOP["_C::cutlass_scaled_mm"]((Tensor((3, 7), "c10::BFloat16"), *fp8)) == product
+    assert FLOP["sgl_kernel::fp8_scaled_mm"](fp8) == product
+    packed = [Tensor(shape, "c10::Float4_e2m1fn_x2") for shape in ((3, 5), (5, 7))]
+    assert FLOP["aten::_scaled_mm"](packed) is None, "two numbers in an element"
+
+    def experts(first: tuple[int, ...], second: tuple[int, ...], kind: str = "c10::BFloat16") -> int | None:
+        x, routed = Tensor((9, 5), "c10::BFloat16"), Tensor((9, 2), "int")
+        return FLOP["vllm::outplace_fused_experts"]((x, Tensor(first, kind), Tensor(second, kind), routed, routed))
+
+    assert experts((8, 8, 5), (8, 5, 4)) == 2 * 9 * 2 * (8 * 5 + 5 * 4)
+    assert experts((8, 8, 5), (8, 5, 4), "c10::Float8_e4m3fn") == 2 * 9 * 2 * (8 * 5 + 5 * 4)
+    assert experts((8, 8, 5), (8, 5, 4), "signed char") is None, "multiplied as integers, or converted before"
+    assert experts((8, 8, 3), (8, 5, 2), "unsigned char") is None, "packed"
 
 
 def applied(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:

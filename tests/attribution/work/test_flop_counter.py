@@ -227,3 +227,29 @@ def test_a_recurrent_layer_of_cudnn_by_hand() -> None:
     assert FLOP["aten::_cudnn_rnn"](given) == forward
     assert FLOP["aten::_cudnn_rnn_backward"](given) == 2 * forward
     assert FLOP["aten::_cudnn_rnn"]((given[0], ())) is None, "weights that were not recorded"
+
+
+@pytest.mark.parametrize("name", [name for name in FLOP if "attention" in name and name.startswith("aten::")])
+def test_attention_finds_its_arguments_where_the_schema_has_them(name: str) -> None:
+    """Two sequences, six heads of queries that share three of keys: 5 queries, 7 keys, widths 8 and 16."""
+    from thence.attribution.work.operands import Argument, Tensor
+
+    arguments = [argument.name for argument in torch._C._jit_get_schemas_for_operator(name)[0].arguments]
+    flag = "is_causal" if "is_causal" in arguments else "custom_mask_type"
+    raw = not name.startswith("aten::_scaled") and "cudnn" not in name  # flash-attn's own layout
+
+    def flop(causal: str) -> float | None:
+        sizes = dict.fromkeys(("query", "q"), (6, 5, 8)) | dict.fromkeys(("key", "k"), (3, 7, 8))
+        sizes |= dict.fromkeys(("value", "v"), (3, 7, 16))
+        given: list[Argument] = [causal if argument == flag else None for argument in arguments]
+        for argument, (heads, length, width) in sizes.items():
+            if argument in arguments:
+                shape = (2, length, heads, width) if raw else (2, heads, length, width)
+                given[arguments.index(argument)] = Tensor(shape, "c10::BFloat16")
+        return FLOP[name](given)
+
+    times = 2.5 if name.endswith("backward") else 1
+    pair = 2 * 2 * 6 * (8 + 16) * times
+    causal = 3 + 4 + 5 + 6 + 7 if "_flash_attention_" in name and raw else 1 + 2 + 3 + 4 + 5
+    yes, no = ("True", "False") if flag == "is_causal" else ("1", "0")
+    assert (flop(no), flop(yes)) == (5 * 7 * pair, causal * pair)

@@ -13,7 +13,7 @@ from thence.attribution.work.instruction_work import instruction_work
 if TYPE_CHECKING:
     from thence.model.hlo import HloModule
 
-U8 = 6
+U8, F8E4M3FN = 6, 20
 
 
 def work(module: HloModule) -> dict[str, tuple[float | None, float | None, str | None]]:
@@ -86,6 +86,18 @@ def test_a_result_of_a_library_that_nothing_uses_is_its_workspace() -> None:
         )
     )  # fmt: skip
     assert work(module)["c"] == (2 * 8 * 16 * 4, 2 * (8 * 16 + 16 * 4 + 8 * 4), "bfloat16")
+
+
+def test_a_product_of_float8_has_a_wider_result_and_scales() -> None:
+    config = b'{"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}'
+    given = [shape(F8E4M3FN, 8, 16), shape(F8E4M3FN, 4, 16), shape(F32), shape(F32)]
+    parameters = [instruction(f"p{n}", "parameter", n, each) for n, each in enumerate(given, 1)]
+    call = instruction(
+        "c", "custom-call", 5, shape(BF16, 8, 4), (1, 2, 3, 4), (), (28, "__cublas$lt$matmul$f8"), (43, config)
+    )
+    assert work(build(computation(1, *parameters, call, root=5)))["c"] == (
+        2 * 8 * 16 * 4, 8 * 16 + 4 * 16 + 2 * 4 + 2 * 8 * 4, "float8"
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("mask", "pairs"), [("NO_MASK", 6 * 6), ("CAUSAL", 6 * 7 // 2), ("PADDING", 0)])

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
+import pytest
 
+import thence
+from recorder_programs import program
+from thence.attribution.work.activity_work import activity_work
 from thence.attribution.work.said import said_work
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def trace(metadata: list[str | None], parent: list[int | None], launch: list[int | None], graph: Any = None) -> Any:
@@ -39,6 +46,13 @@ def test_numbers_that_are_no_counts_are_unknown() -> None:
     assert found["traffic"].drop_nulls().to_list() == [8]
 
 
+def test_a_mark_states_the_data_type_that_no_name_tells() -> None:
+    marks = ['{"flop":8,"dtype":"bf16"}', '{"flop":8,"dtype":"float8"}', '{"flop":8,"dtype":"fp3"}', '{"flop":8}']
+    assert said_work(trace([*marks], [None] * 4, [0, 1, 2, 3])).sort("index")["type"].to_list() == [
+        "bfloat16", "float8", None, None,
+    ]  # fmt: skip
+
+
 def test_in_a_graph_a_mark_counts_once_a_launch() -> None:
     stated = ['{"flop":64,"work_of":3}', '{"flop":64,"work_of":3,"x":1}', '{"flop":64,"work_of":9}', '{"flop":64}']
     found = said_work(
@@ -52,3 +66,32 @@ def test_in_a_graph_a_mark_counts_once_a_launch() -> None:
 
 def test_without_statements_there_is_nothing() -> None:
     assert said_work(trace(['{"layer":3}'], [None], [0])).is_empty()
+
+
+@pytest.mark.parametrize("options", [
+    "launches=True",
+    "",  # launches are counted
+    "sampling=thence.Sampling(every=4, ring=3, budget=0, slow_steps=False)",
+])  # fmt: skip
+def test_recordings_of_every_kind_keep_what_marks_state(tmp_path: Path, options: str) -> None:
+    """Two kernels of 5 ns share what is stated of both; the third is outside of the mark."""
+    program(
+        f"""
+        with thence.record(OUT, thence.RecordOptions({options})) as recording:
+            for _ in range(6):
+                if {"sampling" in options}:
+                    recording.step()
+                with thence.mark("attention", flop=3000, bytes=40, dtype="bf16"):
+                    launch("first")
+                    launch("second")
+                launch("third")
+        """,
+        tmp_path,
+    )
+    tables = thence.open(tmp_path).tables
+    work = tables.gpu.select(pl.col("name").cast(pl.String)).hstack(activity_work(tables))
+    assert set(work.select("name", "flop", "bytes", pl.col("dtype", "work_rule").cast(pl.String)).rows()) == {
+        ("first", 1500, 20, "bfloat16", "said"),
+        ("second", 1500, 20, "bfloat16", "said"),
+        ("third", None, None, None, None),
+    }

@@ -14,7 +14,15 @@ def tensor(*shape: int, kind: str = "float", strides: tuple[int, ...] | None = N
     return Tensor(shape, kind, strides)
 
 
+def experts(tokens: int, count: int) -> tuple[Argument, ...]:
+    """Two experts for each token of width 5, gated, with 4 inner units."""
+    weights = tensor(count, 2 * 4, 5, kind=BF16), tensor(count, 5, 4, kind=BF16)
+    return (tensor(tokens, 5, kind=BF16), *weights, tensor(tokens, 2), tensor(tokens, 2, kind="int"))
+
+
 TOKENS = tensor(8, 100, kind="long int")
+OFFSETS, OFFSETS_BYTES = tensor(3, kind="int"), 4 * 3
+FP8, FP8_BYTES = (tensor(8, 16, kind="c10::Float8_e4m3fn"), tensor(16, 4, kind="c10::Float8_e4m3fn")), 8 * 16 + 16 * 4
 CASES: list[tuple[str, tuple[Argument, ...], int | None]] = [
     ("aten::mm", (tensor(3, 5), tensor(5, 7)), 4 * (15 + 35 + 21)),
     ("aten::mm", (tensor(3, 5), tensor(5, 7), tensor(3, 7)), 4 * (15 + 35 + 21)),
@@ -82,6 +90,17 @@ CASES: list[tuple[str, tuple[Argument, ...], int | None]] = [
         ),
         8 * 16 + 16 * 4 + 4 + 4 + 2 * 32,
     ),
+    # 20 rows meet at most 3 of 3 matrices, 2 rows at most 2 of them
+    ("aten::_grouped_mm", (tensor(20, 5), tensor(3, 5, 7), OFFSETS), 4 * (100 + 105 + 140) + OFFSETS_BYTES),
+    ("aten::_grouped_mm", (tensor(2, 5), tensor(3, 5, 7), OFFSETS), 4 * (10 + 70 + 14) + OFFSETS_BYTES),
+    ("aten::_grouped_mm", (tensor(5, 20), tensor(20, 7), OFFSETS), 4 * (100 + 140 + 3 * 35) + OFFSETS_BYTES),
+    ("aten::_grouped_mm", (tensor(3, 5, 7), tensor(7, 20), OFFSETS, None, "6"), 4 * 345 + OFFSETS_BYTES),
+    ("aten::_grouped_mm", (tensor(5, 20), tensor(20, 7)), None),
+    ("_C::cutlass_scaled_mm", (tensor(8, 4, kind=BF16), *FP8, tensor(), tensor(), None), 64 + FP8_BYTES + 8),
+    ("sgl_kernel::fp8_scaled_mm", (*FP8, tensor(), tensor(), "15", None), FP8_BYTES + 8 + 2 * 32),
+    # 6 experts that 3 tokens can have, of 8; 4 x 5 weights to 2 x 4 inner units, and 4 x 5 back
+    ("vllm::inplace_fused_experts", experts(3, 8), 2 * 3 * 5 * 2 + 6 * (2 * 4 * 5 + 4 * 5) * 2),
+    ("sglang::outplace_fused_experts", experts(9, 8), 2 * 9 * 5 * 2 + 8 * (2 * 4 * 5 + 4 * 5) * 2),
     ("aten::unknown", (tensor(8),), None),
     ("aten::add", (Tensor((8,), "c10::Strange"), tensor(8)), None),
 ]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.analysis.activity_rooflines import WORK_SUMS, summed_work, tflops
+from thence.analysis.activity_rooflines import USE, WORK_SUMS, summed_work, use_of_sums
 from thence.attribution.xla.op_names import segments_of
 from thence.model.layers import folded_names
 
@@ -38,7 +38,7 @@ def folded_rows(rows: pl.DataFrame, sum_ns: Ns) -> pl.DataFrame:
     Returns:
         ``name`` (with ``*`` for the index of the layer), ``attributed``, ``reason``, ``layers`` (how many are in
         the row; null for a row that is no layer, or a part of a single layer), ``count``, ``total_ns``, ``mean_ns``,
-        ``share``, ``exposed_ns``, ``backward_ns``, `WORK_SUMS`, ``tflops``; and of the times of the single layers
+        ``share``, ``exposed_ns``, ``backward_ns``, `WORK_SUMS`, `USE`; and of the times of the single layers
         ``layer_min_ns``, ``layer_median_ns`` and ``layer_max_ns``, and the layer whose time is farthest from the
         median: ``differs`` (its index), its time ``differs_ns``, and ``differs_share`` (that time less the median, as a
         share of the median); null where all layers take equally long.
@@ -58,13 +58,13 @@ def folded_rows(rows: pl.DataFrame, sum_ns: Ns) -> pl.DataFrame:
     return (
         sums.join(_spread(held), on="folded", how="left", maintain_order="left")
         .with_columns(
-            mean_ns=pl.col("total_ns") / pl.col("count"), share=pl.col("total_ns") / max(sum_ns, 1), tflops=tflops()
+            *use_of_sums(), mean_ns=pl.col("total_ns") / pl.col("count"), share=pl.col("total_ns") / max(sum_ns, 1)
         )
         .rename({"folded": "name"})
         .sort("total_ns", "name", descending=[True, False])
         .select(
             *("name", "attributed", "reason", "layers", "count", "total_ns", "mean_ns", "share"),
-            *("exposed_ns", "backward_ns", *WORK_SUMS, "tflops", *_SPREAD),
+            *("exposed_ns", "backward_ns", *WORK_SUMS, *USE, *_SPREAD),
         )
     )
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from thence.analysis.activity_rooflines import WORK_SUMS, summed_work, tflops, work_of_parts
+from thence.analysis.activity_rooflines import BOUND_SUMS, USE, WORK_SUMS, summed_work, use_of_sums, work_of_parts
 from thence.analysis.grouping.layers import folded_rows, tree_rows
 from thence.analysis.grouping.time_by_place import (
     heading_of,
@@ -59,7 +59,7 @@ OVERLAPPED = "several rows at once"
 """Name of the row that shows `Summary.overlapped_ns` next to a table."""
 _OF_HLO = frozenset(kind.name for kind in PLACE_KINDS if kind.origin == "hlo")
 _ROW_COLUMNS = ("name", "attributed", "reason", "count", "total_ns", "mean_ns", "share", "exposed_ns", "backward_ns")
-_WORK_COLUMNS = (*WORK_SUMS, "tflops")
+_WORK_COLUMNS = (*WORK_SUMS, *USE)
 _OF_INSTRUCTIONS = ("program", "op_name", "source")
 """Columns of rows by HLO instruction in addition to the name."""
 
@@ -112,10 +112,11 @@ class Summary(Answer):
             then spells out; null for a place), ``count``, ``total_ns``, ``mean_ns``, ``share`` (of sum_ns),
             ``exposed_ns`` (time in which no other work ran on the GPU), ``backward_ns`` (part of total_ns whose phase
             is backward), ``flop``, ``bytes``, ``modelled_ns`` (time) and ``headroom_ns`` (time beyond what the device
-            allows) of the work that has a roofline (`thence.analysis.activity_rooflines`), ``flop_ns`` (time of work
-            with known FLOP) and ``tflops`` (10^12 FLOP/s in that time), null where nothing is known, by source
-            ``position`` (whether the line number is that of a function or a line), and by hlo ``program``, ``op_name``
-            and ``source`` of the instruction (null where several instructions of that name differ in it), ordered by
+            allows) of the work that has a roofline (`thence.analysis.activity_rooflines`), ``flop_ns`` and
+            ``bytes_ns`` (time of work with known FLOP, and bytes), the rest of `WORK_SUMS`, and `USE` of
+            `thence.analysis.activity_rooflines.use_of_sums`, null where nothing is known, by source ``position``
+            (whether the line number is that of a function or a line), and by hlo ``program``, ``op_name`` and
+            ``source`` of the instruction (null where several instructions of that name differ in it), ordered by
             total_ns, largest first.
         overlapped_ns: time in which work of several rows ran on a GPU, or work that is not selected beside a row: with
             the ``exposed_ns`` of the rows, it adds up to the busy time of the selected work.
@@ -263,6 +264,10 @@ class Summary(Answer):
         """`to_json`; notes and findings are in it."""
         return self.to_json()
 
+    def to_frame(self) -> pl.DataFrame:
+        """The rows, without the times from which ``bound`` follows."""
+        return self.rows.drop(BOUND_SUMS)
+
     def self_check(self) -> None:
         """See `Answer`."""
         inputs = self.meta.inputs
@@ -301,8 +306,8 @@ class Summary(Answer):
             "details": self.details.to_dicts(),
             "by": self.by,
             "separate": self.separate.to_dicts(),
-            "rows": self.rows.to_dicts(),
-            "folded": None if self.folded is None else self.folded.to_dicts(),
+            "rows": self.to_frame().to_dicts(),
+            "folded": None if self.folded is None else self.folded.drop(BOUND_SUMS).to_dicts(),
             "overlapped_ns": self.overlapped_ns,
             "idle_inside_programs_ns": self.idle_inside_ns,
             "notes": [*self.meta.left_out, *self.notes],
@@ -493,9 +498,11 @@ def finished_rows(rows: pl.DataFrame, by: str, total: int, more: Sequence[str]) 
         total: time that is a share of 1, ns.
         more: further columns to keep.
     """
-    ordered = rows.with_columns(
-        mean_ns=pl.col("total_ns") / pl.col("count"), share=pl.col("total_ns") / max(total, 1), tflops=tflops()
-    ).sort("total_ns", "name", descending=[True, False])
+    ordered = (
+        rows.with_columns(mean_ns=pl.col("total_ns") / pl.col("count"), share=pl.col("total_ns") / max(total, 1))
+        .with_columns(use_of_sums())
+        .sort("total_ns", "name", descending=[True, False])
+    )
     # Names of kernels and paths of files need shortening; other names are those that the user wrote.
     shortened = {"kernel": short_names, "source": short_places}.get(by)
     short = shortened(ordered["name"].to_list()) if shortened else {}

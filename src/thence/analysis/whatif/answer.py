@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.idle.host_causes import CAUSES, host_causes
-from thence.analysis.whatif.changes import Change
+from thence.analysis.whatif.changes import Change, modelled_share
 from thence.analysis.whatif.prediction import (
     Base,
     PlainPace,
@@ -32,7 +32,7 @@ from thence.model.collective_kinds import kind_of
 from thence.model.kernel_names import clip, short_names
 from thence.model.thresholds import MAX_UNEXPLAINED_SHARE, MAX_WITHOUT_EDGES_SHARE
 from thence.model.totals import must
-from thence.units import format_ns, several
+from thence.units import format_ns, format_share, several
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -79,8 +79,9 @@ class WhatIf(Answer):
         rows: change, part (its meaning, see `Change.part`), before_ns and after_ns (mean step), gain_ns, gain_share
             (of the step; negative if it becomes slower), low_share and high_share (the interval), verdict: gain,
             loss, noise (the interval contains 0), refused (inside CUDA graphs without edges) or absent (the trace
-            holds nothing that it applies to). If nothing is predicted, the columns from after_ns to high_share are
-            null.
+            holds nothing that it applies to), and modelled_share (of at-roofline: share of the time of its activities
+            that has a known roofline; the rest keeps its time; null of other changes). If nothing is predicted, the
+            columns from after_ns to high_share are null.
         suggested: whether thence chose the changes: those with the largest gain.
         path: what is on the critical path of the recorded program, as
             `thence.analysis.whatif.critical_path.path_summary` returns it.
@@ -120,6 +121,10 @@ class WhatIf(Answer):
             nothing = "no single change that is predicted gains more than its interval"
             given = "--free, --scale, --no-wait and --on-time predict a given change"
             yield f"{left_out if self.rows.height else nothing}; {given}"
+        for title, share in (
+            self.rows.filter(pl.col("modelled_share") < 1).select("change", "modelled_share").iter_rows()
+        ):
+            yield f"{title}: {format_share(share, 1)} of the time of its activities has a roofline; the rest stays"
         health = self.health
         if health.opaque > MAX_WITHOUT_EDGES_SHARE:
             yield f"refused: {self.refusal}; {EDGES_ADVICE}"
@@ -222,7 +227,10 @@ def what_if(trace: Attributed, program: Program, changes: Sequence[Change], plai
     asked = [part for change in (changes or suggestions(trace)) for part in change.parts]
     base = Base.of(trace, program, checked, time, plain)
     rows = predicted(base, asked) if changes else largest_gains(base, asked)
-    frame = pl.DataFrame(rows, schema=_ROWS, orient="row")
+    shares = {change.title: share for change in asked if (share := modelled_share(trace, change)) is not None}
+    frame = pl.DataFrame(rows, schema=_ROWS, orient="row").with_columns(
+        modelled_share=pl.col("change").replace_strict(shares, default=None, return_dtype=pl.Float64)
+    )
     profiled, recorded, unrecorded = PROGRAMS
     is_recording = any("calls" in facts for facts in trace.meta.facts)
     kind = unrecorded if plain else recorded if is_recording else profiled

@@ -168,6 +168,15 @@ def _matching(names: pl.Series, pattern: str) -> Mask:
     return names.is_in(chosen.implode()).fill_null(value=False).to_numpy()
 
 
+def modelled_share(trace: Attributed, change: Change) -> float | None:
+    """Share of the time of the activities of a change to the roofline that has one; None of other changes."""
+    if change.action != "at-roofline":
+        return None
+    known = rooflines_of_known_devices(trace)["roofline_ns"].is_not_null().to_numpy()
+    time = np.where(activities_of(trace, change), trace.gpu["duration"].to_numpy(), 0)
+    return float(time[known].sum() / max(time.sum(), 1))
+
+
 @dataclass(frozen=True)
 class ChangeFacts:
     """Data that several changes of one program use, computed lazily and cached.

@@ -171,14 +171,15 @@ def _of_calls(activities: pl.DataFrame, calls: pl.DataFrame, steps: pl.Series) -
 def _work_of_call(
     name: str, inputs: str, element_bytes: int | None, step: str | None
 ) -> tuple[int | None, int | None, str | None]:
-    """FLOP, bytes, and the data type of the first tensor of floating-point numbers, or of 8 bits, among the inputs."""
+    """FLOP, bytes, and the narrowest data type among the inputs: sums, scales and results are often wider."""
     arguments = arguments_of(inputs)
     if arguments is None:
         return None, None, None
     types = (ELEMENT_TYPES.get(tensor.type or "") for argument in arguments for tensor in tensors_of(argument))
-    data_type = next((found.data_type for found in types if found is not None and found.data_type is not None), None)
+    multiplied = [found for found in types if found is not None and found.data_type is not None]
+    data_type = min(multiplied, key=lambda found: found.bytes).data_type if multiplied else None
     if name in SERVED_ATTENTION:
-        return *served_attention(arguments, step), data_type
+        return *served_attention(name, arguments, step), data_type
     flop = FLOP[name](arguments) if name in FLOP else None
     return flop, traffic_of(name, arguments, element_bytes), data_type
 

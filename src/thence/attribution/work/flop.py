@@ -24,13 +24,16 @@ BACKWARD_OF_ATTENTION = 2.5
 """FLOP of attention's backward pass, as a multiple of its forward pass: five matrix products (the scores again, dV, dP,
 dQ, dK) instead of two."""
 
+_PACKED = "_x2"
+"""End of the name of a type of which a tensor holds two numbers for each of its elements."""
+
 
 def _product(left: int, right: int) -> Callable[[Sequence[Argument]], int | None]:
     """2 M N K, for each matrix of a batch: left is [..., M, K], right [..., K, N] or, of a matrix and a vector, [K]."""
 
     def flop(arguments: Sequence[Argument]) -> int | None:
         a, b = tensor_at(arguments, left), tensor_at(arguments, right)
-        if a is None or b is None or not a.shape or not b.shape:
+        if a is None or b is None or not a.shape or not b.shape or (a.type or "").endswith(_PACKED):
             return None
         columns = b.shape[-1] if len(b.shape) > 1 else 1
         inner = b.shape[-2] if len(b.shape) > 1 else b.shape[0]
@@ -40,13 +43,43 @@ def _product(left: int, right: int) -> Callable[[Sequence[Argument]], int | None
 
 
 def _grouped_product(arguments: Sequence[Argument]) -> int | None:
-    """``_grouped_mm(a, b, offsets)``: rows of a, or the inner dimension of both, are divided among the groups."""
+    """``_grouped_mm(a, b, offsets)``: rows of a, columns of b or the inner dimension is divided among the groups.
+
+    What is divided belongs to one group each, so the sizes of the groups, which lie on the device, do not matter.
+    """
     a, b = tensor_at(arguments, 0), tensor_at(arguments, 1)
-    if a is None or b is None or not a.shape or not b.shape:
+    if a is None or b is None or len(a.shape) < 2 or len(b.shape) < 2 or (a.type or "").endswith(_PACKED):
         return None
-    if a.shape[-1] != b.shape[-2 if len(b.shape) > 1 else 0]:
+    if a.shape[-1] != b.shape[-2]:
         return None
-    return 2 * a.elements * b.shape[-1]
+    columns_divided = len(a.shape) == 3 and len(b.shape) == 2
+    return 2 * a.elements * b.shape[-1] // (max(a.shape[0], 1) if columns_divided else 1)
+
+
+def experts_of(arguments: Sequence[Argument]) -> tuple[int, int, int] | None:
+    """Of ``fused_experts(x, w1, w2, weights, experts)``: experts, elements of the weights of one, and rows.
+
+    x is [tokens, width], w1 [experts, 1 or 2 times the inner width, width], w2 [experts, width, inner width], and
+    experts [tokens, experts of a token]. None for weights that are packed or padded, and where their type does not tell
+    in which type they are multiplied.
+    """
+    x, first, second, chosen = (tensor_at(arguments, number) for number in (0, 1, 2, 4))
+    if x is None or first is None or second is None or chosen is None:
+        return None
+    if [len(tensor.shape) for tensor in (x, first, second, chosen)] != [2, 3, 3, 2]:
+        return None
+    (experts, rows, width), inner = first.shape, second.shape[2]
+    whole = x.shape[1] == width == second.shape[1] and rows in (inner, 2 * inner) and second.shape[0] == experts
+    as_stored = first.type == second.type and first.type in (x.type, "c10::Float8_e4m3fn", "c10::Float8_e4m3fnuz")
+    if not whole or not as_stored or chosen.shape[0] != x.shape[0]:
+        return None
+    return experts, width * (rows + inner), chosen.elements
+
+
+def _experts(arguments: Sequence[Argument]) -> int | None:
+    """Each token meets the weights of its experts."""
+    known = experts_of(arguments)
+    return None if known is None else 2 * known[2] * known[1]
 
 
 def _convolution_product(batch: int, positions: Sequence[int], weight: Tensor) -> int:
@@ -192,6 +225,10 @@ def _recurrent(times: int) -> Callable[[Sequence[Argument]], int | None]:
 
 
 _TIMES = BACKWARD_OF_ATTENTION
+EXPERTS = tuple(
+    f"{server}::{where}_fused_experts" for server in ("vllm", "sglang") for where in ("inplace", "outplace")
+)
+"""Operators of servers for the experts of a mixture (Triton); which experts a token has is an input."""
 
 FLOP: dict[str, Callable[[Sequence[Argument]], int | None]] = {
     "aten::mm": _product(0, 1),
@@ -205,9 +242,13 @@ FLOP: dict[str, Callable[[Sequence[Argument]], int | None]] = {
     "aten::addbmm": _product(1, 2),
     "aten::_addmm_activation": _product(1, 2),
     "aten::_int_mm": _product(0, 1),
-    "aten::_scaled_mm": _product(0, 1),
+    **{f"aten::_scaled_mm{version}": _product(0, 1) for version in ("", "_v2")},
     "aten::_grouped_mm": _grouped_product,
-    "aten::_scaled_grouped_mm": _grouped_product,
+    **{f"aten::_scaled_grouped_mm{version}": _grouped_product for version in ("", "_v2")},
+    "_C::cutlass_scaled_mm": _product(1, 2),
+    "sgl_kernel::fp8_scaled_mm": _product(0, 1),
+    "sgl_kernel::int8_scaled_mm": _product(0, 1),
+    **dict.fromkeys(EXPERTS, _experts),
     "aten::convolution": _convolution(4, 3, 5, 6),
     "aten::_convolution": _convolution(4, 3, 5, 6),
     "aten::convolution_overrideable": _convolution(4, 3, 5, 6),

@@ -1,5 +1,8 @@
 """FLOP and bytes that the program states of its own work: ``thence.mark("attention", flop=..., bytes=...)``.
 
+``dtype=`` states the data type of the FLOP, one of `thence.model.peaks.DTYPES` or a short name such as bf16, for
+kernels whose names and inputs do not tell it.
+
 The statement is about all kernels that are launched while the mark is open once. Of nested marks the innermost that
 states something counts. In a CUDA graph it is about the kernels of one replay that were launched while the mark was
 open at capture, whose labels name it (``work_of``). Kernels of the backward pass are not among them.
@@ -15,6 +18,7 @@ import polars as pl
 
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.json_fields import NotAsWritten, decoded
+from thence.model.peaks import DTYPES, SHORT_NAMES
 
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
@@ -31,21 +35,23 @@ _SCHEMA = {
 class _Stated(msgspec.Struct):
     flop: float | None = None
     bytes: float | None = None
+    dtype: str | None = None
 
 
 def said_work(trace: Attributed) -> pl.DataFrame:
-    """The work of marks that state theirs: index of an activity, call (the mark), flop, traffic and type (null)."""
+    """The work of marks that state theirs: index of an activity, call (the mark), flop, traffic and type."""
     parts = [_of_ranges(trace), _in_graphs(trace)]
     said = pl.concat(part for part in parts if part is not None) if any(p is not None for p in parts) else None
     if said is None or said.is_empty():
         return pl.DataFrame(schema=_SCHEMA)
     texts = said["metadata"].unique()
     stated = [_numbers(text) for text in texts]
-    read = pl.DataFrame({"metadata": texts, "flop": [s[0] for s in stated], "traffic": [s[1] for s in stated]})
+    columns = {"flop": pl.Float64(), "traffic": pl.Float64(), "type": pl.String()}
+    read = pl.DataFrame(stated, columns, orient="row").with_columns(metadata=texts)
     return (
         said.with_columns(call=pl.col("mark").rank("dense"))
         .join(read, on="metadata")
-        .select("index", "call", "flop", "traffic", type=pl.lit(None, pl.String))
+        .select("index", "call", "flop", "traffic", "type")
         .cast(_SCHEMA)  # type: ignore[arg-type]
     )
 
@@ -83,10 +89,12 @@ def _in_graphs(trace: Attributed) -> pl.DataFrame | None:
     return places.hstack(launched).select(index=pl.col("gpu").cast(pl.Int64), mark=mark, metadata="metadata")
 
 
-def _numbers(text: str) -> tuple[float | None, float | None]:
-    """FLOP and bytes in the metadata of a mark; None where they are not stated, or are no sensible number."""
+def _numbers(text: str) -> tuple[float | None, float | None, str | None]:
+    """FLOP, bytes and data type in the metadata of a mark; None where they are not stated, or make no sense."""
     try:
         stated = decoded(text, _Stated)
     except NotAsWritten:
-        return None, None
-    return tuple(n if n is not None and 0 <= n < MAX_COUNT else None for n in (stated.flop, stated.bytes))  # type: ignore[return-value]
+        return None, None, None
+    flop, moved = (n if n is not None and 0 <= n < MAX_COUNT else None for n in (stated.flop, stated.bytes))
+    dtype = SHORT_NAMES.get(stated.dtype or "", stated.dtype)
+    return flop, moved, dtype if dtype in DTYPES else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from thence.attribution.work.flop import FLOP
+from thence.attribution.work.flop import EXPERTS, FLOP, experts_of
 from thence.attribution.work.operands import ELEMENT_TYPES, Tensor, flag_of, integers_of, tensor_at, tensors_of
 
 if TYPE_CHECKING:
@@ -270,14 +270,52 @@ def _recurrent(arguments: Arguments) -> int | None:
     return x.bytes + packed.bytes + (x.element_bytes or 0) * math.prod(x.shape[:-1]) * hidden[0] * (1 + both)
 
 
-def _scaled_product(arguments: Arguments) -> int | None:
+def _scaled_product(dtype: int) -> Traffic:
     """``_scaled_mm(a, b, scale_a, scale_b, bias, scale_result, out_dtype)``: all inputs, and the product."""
-    inputs, a, b = _all_inputs(arguments), tensor_at(arguments, 0), tensor_at(arguments, 1)
-    code = integers_of(arguments[6]) if len(arguments) > 6 else None
-    size = _SCALAR_BYTES.get(code[0]) if code else None
-    if inputs is None or a is None or b is None or size is None or not a.shape or not b.shape:
+
+    def traffic(arguments: Arguments) -> int | None:
+        inputs, a, b = _all_inputs(arguments), tensor_at(arguments, 0), tensor_at(arguments, 1)
+        size = _stated_bytes(arguments, dtype, None)
+        if inputs is None or a is None or b is None or size is None or not a.shape or not b.shape:
+            return None
+        return inputs + size * math.prod(a.shape[:-1]) * b.shape[-1]
+
+    return traffic
+
+
+def _grouped_product(offsets: int, dtype: int) -> Traffic:
+    """``_grouped_mm(a, b, offsets, bias, dtype)``: all inputs, and the product; of the type of a, if none is stated.
+
+    No more matrices of b are read than a has rows for them; fewer, if groups are empty, which only the device knows.
+    """
+
+    def traffic(arguments: Arguments) -> int | None:
+        inputs, a, b = _all_inputs(arguments), tensor_at(arguments, 0), tensor_at(arguments, 1)
+        size = _stated_bytes(arguments, dtype, None if a is None else a.element_bytes)
+        groups = tensor_at(arguments, offsets)
+        if inputs is None or a is None or b is None or b.bytes is None or size is None:
+            return None
+        dimensions = len(a.shape), len(b.shape)
+        if dimensions == (2, 3):
+            unread = max(b.shape[0] - a.shape[0], 0) * (b.bytes // max(b.shape[0], 1))
+            return inputs - unread + size * a.shape[0] * b.shape[2]
+        if dimensions == (2, 2) and groups is not None:
+            return inputs + size * groups.elements * a.shape[0] * b.shape[1]
+        if dimensions in ((3, 2), (3, 3)):
+            matrices = a.shape[0] if dimensions == (3, 3) else 1
+            return inputs + size * matrices * a.shape[1] * b.shape[-1]
         return None
-    return inputs + size * math.prod(a.shape[:-1]) * b.shape[-1]
+
+    return traffic
+
+
+def _experts(arguments: Arguments) -> int | None:
+    """The tokens, read and written, and the weights of as many experts as the tokens can have."""
+    x, weight, known = tensor_at(arguments, 0), tensor_at(arguments, 1), experts_of(arguments)
+    if x is None or weight is None or known is None or x.bytes is None or weight.element_bytes is None:
+        return None
+    experts, elements, rows = known
+    return 2 * x.bytes + min(experts, rows) * elements * weight.element_bytes
 
 
 _SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 4, 4: 8, 5: 2, 6: 4, 7: 8, 11: 1, 15: 2, 23: 1, 24: 1}
@@ -401,7 +439,12 @@ TRAFFIC: dict[str, Traffic] = {
     "aten::nll_loss_forward": _loss,
     "aten::nll_loss_backward": _loss_backward,
     "aten::split_with_sizes_copy": _split,
-    "aten::_scaled_mm": _scaled_product,
+    "aten::_scaled_mm": _scaled_product(6),
+    "aten::_grouped_mm": _grouped_product(2, 4),
+    "aten::_scaled_grouped_mm": _grouped_product(4, 7),
+    "_C::cutlass_scaled_mm": _all_inputs,
+    **{f"sgl_kernel::{name}_scaled_mm": _scaled_product(4) for name in ("fp8", "int8")},
+    **dict.fromkeys(EXPERTS, _experts),
     "aten::_cudnn_rnn": _recurrent,
     **{f"aten::{name}": _convolution(f"aten::{name}", 6) for name in ("convolution", "_convolution")},
     "aten::cudnn_convolution": _convolution("aten::cudnn_convolution"),

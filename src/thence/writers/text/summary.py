@@ -42,7 +42,11 @@ _MOST_REASONS = 10
 _KINDS_WIDTH = 30
 _NAME_WIDTH = 96
 _BAR_WIDTH = 8
-_LAST = ("", "TFLOP/s", "headroom", "mean", "backward", "count", "exposed")
+_USE = {"headroom_ns": "headroom", "tflops": "TFLOP/s", "gbps": "GB/s"}
+"""Headings of the columns about use of the GPU, by their names; thence roofline shows more."""
+_OF_MOST = ("headroom_ns", "gbps")
+"""Those that are shown of rows of which most of the time has a roofline: else they would mislead."""
+_LAST = ("", *reversed(_USE.values()), "mean", "backward", "count", "exposed")
 """Columns that a narrow terminal leaves out, in this order: first the bars, which repeat the shares."""
 _RANK_OF_USE = 10
 _RANK_OF_BARS = 11
@@ -383,17 +387,16 @@ def _title(summary: Summary) -> str:
 
 def _work(summary: Summary, *, work: bool) -> list[tuple[str, str]]:
     """Headings and names of the columns about use of the GPU of which something is known."""
-    rows, shown = summary.rows, []
-    if work and (rows["modelled_ns"] >= WELL_COVERED_SHARE * rows["total_ns"]).any():
-        shown.append(("headroom", "headroom_ns"))
-    if work and rows["tflops"].count():
-        shown.append(("TFLOP/s", "tflops"))
-    return shown
+    rows = summary.rows
+    covered = bool((rows["modelled_ns"] >= WELL_COVERED_SHARE * rows["total_ns"]).any())
+    return [
+        (text, name) for name, text in _USE.items() if work and rows[name].count() and (covered or name not in _OF_MOST)
+    ]
 
 
 def _known(row: Mapping[str, Any], name: str) -> str:
-    """Headroom or FLOP/s of a row: headroom only where most of its time has a roofline, or it would look small."""
-    covered = name != "headroom_ns" or (row["modelled_ns"] or 0) >= WELL_COVERED_SHARE * row["total_ns"]
+    """A figure of a row; those of `_OF_MOST` only where most of its time has a roofline."""
+    covered = name not in _OF_MOST or (row["modelled_ns"] or 0) >= WELL_COVERED_SHARE * row["total_ns"]
     return format_cell(name, row[name]) if covered else "-"
 
 
