@@ -32,7 +32,7 @@ that grew, is read again; what cannot be read is left out, with the reason, and 
 Examples:
   thence ingest traces/ -o job.store
   thence ingest s3://bucket/run -o job.store              pip install 'thence[remote]' s3fs
-  thence ingest recording/ -o job.store --host            keeps host ranges: for idle, steps, whatif
+  thence ingest recording/ -o job.store --host            host ranges, for idle, steps, whatif
   thence ingest /shared/run -o /shared/job.store --ray auto    on the Ray cluster of this machine
   thence report job.store --by rank
   thence ranks job.store
