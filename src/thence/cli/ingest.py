@@ -112,7 +112,9 @@ def _show(done: Ingested, store: str) -> None:
         f"{format_count(done.kept)}, left out {format_count(len(manifest.left))}; most memory of a worker "
         f"{format_bytes(most)}\nnext  thence ranks {shlex.quote(store)}\n"
     )
-    for warning in (*(left.reason for left in manifest.left), *manifest.warnings):
+    from thence.writers.text.merged_sentences import merged
+
+    for warning in merged((*(left.reason for left in manifest.left), *manifest.warnings)):
         say(f"warning: {warning}")
     for note in manifest.notes:
         say(note)
