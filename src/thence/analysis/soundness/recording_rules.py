@@ -12,7 +12,15 @@ import polars as pl
 
 from thence.analysis.collectives.missing import ranks_of_job
 from thence.analysis.soundness.evidence import Evidence, Judgement
-from thence.analysis.soundness.findings import COPIED_RANKS, MISSING, MISSING_RANKS, OVERHEAD, WINDOWS, Finding, NotChecked
+from thence.analysis.soundness.findings import (
+    COPIED_RANKS,
+    MISSING,
+    MISSING_RANKS,
+    OVERHEAD,
+    WINDOWS,
+    Finding,
+    NotChecked,
+)
 from thence.analysis.soundness.launch_rules import only_captured
 from thence.model.formats import THENCE_RECORDING
 from thence.model.grouped_intervals import rows_by_number

@@ -283,8 +283,7 @@ def _walked(block: _Block, weight: Int64, delay: Int64, lag: Int64, lowest: Int6
             if before[node] != NO_ROW and times[before[node]] + step[node] > time:
                 time = times[before[node]] + step[node]
             for edge in into[node]:
-                if times[sources[edge]] + lags[edge] > time:
-                    time = times[sources[edge]] + lags[edge]
+                time = max(time, times[sources[edge]] + lags[edge])
             times[node] = time + late[node]
         rows.append(times)
     return np.array(rows)
