@@ -372,7 +372,8 @@ BY_VERB: dict[str, dict[str, str]] = {
         "groups[].size": "how many",
         "groups[].shown": "how many of them the trace shows",
         "groups[].collectives": "matched collectives of it",
-        "groups[].exposed_wait_ns": "ns waited in it with nothing computed, summed over ranks and steps; where ranks are missing, at least",
+        "groups[].exposed_wait_ns": "ns waited in it with nothing computed, summed over ranks and steps; where "
+        "ranks are missing, at least",
         "groups[].transfer_ns": "ns in which it moved data, summed over ranks and steps; null where ranks are missing",
         "groups[].nodes": "how many machines its ranks are on; null where one is not known",
         "groups[].link": "network: they are on several machines; node: on one; unknown",

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import polars as pl
 
@@ -542,10 +542,17 @@ class Trace:
         Raises:
             MissingData: the trace holds no device activity.
         """
-        return self._page({})
+        return self.page_with({})
 
-    def _page(self, known: Mapping[str, Any]) -> Page:
-        """The page, for which only what is not in ``known``, fields of it, is computed."""
+    def page_with(self, known: Mapping[str, Any]) -> Page:
+        """As `page`, with some of its fields given, which are not computed.
+
+        Args:
+            known: fields of the page by name.
+
+        Raises:
+            MissingData: the trace holds no device activity.
+        """
         shown = self.typical
         kinds = page_kinds(xla=not self.tables.programs.is_empty())
         parts = {by: result_or_reason(lambda by=by: shown.report(by)).result for by in kinds}  # type: ignore[misc]

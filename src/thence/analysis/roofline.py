@@ -116,7 +116,8 @@ class Roofline(Answer):
         whole = max(totals["total_ns"], 1)
         flop, alone = (format_share(totals[name] / whole, 1) for name in ("flop_modelled_ns", "bytes_only_ns"))
         text = (
-            f"GPU time {format_ns(totals['total_ns'])} ({self.selection or 'the whole recording'}): {flop} with known FLOP, {alone} with known bytes alone; "
+            f"GPU time {format_ns(totals['total_ns'])} ({self.selection or 'the whole recording'}): {flop} with known "
+            f"FLOP, {alone} with known bytes alone; "
             f"{format_ns(modelled)} that have a model would take {format_ns(totals['roofline_ns'])} at the roofline"
         )
         return (text, *self._step_texts())

@@ -224,7 +224,7 @@ class StoredTrace(Trace):
             "soundness": self._soundness,
             "explanation": self._explained_by_summaries(job),
         }
-        page = self.selected(Selection(ranks=tuple(sorted({slowest, middle}))))._page(known)
+        page = self.selected(Selection(ranks=tuple(sorted({slowest, middle})))).page_with(known)
         return replace(
             page,
             summaries={**page.summaries, **{by: self.report(by) for by in of_all}},
