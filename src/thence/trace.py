@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import polars as pl
 
@@ -20,7 +20,7 @@ from thence.units import several
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from thence.analysis import annotations as annotation_tables
     from thence.analysis import no_device_work, streams
@@ -542,34 +542,46 @@ class Trace:
         Raises:
             MissingData: the trace holds no device activity.
         """
+        return self.page_with({})
+
+    def page_with(self, known: Mapping[str, Any]) -> Page:
+        """As `page`, with some of its fields given, which are not computed.
+
+        Args:
+            known: fields of the page by name.
+
+        Raises:
+            MissingData: the trace holds no device activity.
+        """
         shown = self.typical
         kinds = page_kinds(xla=not self.tables.programs.is_empty())
         parts = {by: result_or_reason(lambda by=by: shown.report(by)).result for by in kinds}  # type: ignore[misc]
-        return pages.Page(
-            headline=self.headline,
-            whole=summary.totals_of(self.tables),
-            summaries={by: found for by, found in parts.items() if found is not None},
-            steps=result_or_reason(self._steps_over_time),
-            job=result_or_reason(self.ranks) if self._quick_late.reason else self._named,
-            timeline=activity_timeline.activity_timeline(
+        fields: dict[str, Callable[[], Any]] = {
+            "headline": lambda: self.headline,
+            "whole": lambda: summary.totals_of(self.tables),
+            "summaries": lambda: {by: found for by, found in parts.items() if found is not None},
+            "steps": lambda: result_or_reason(self._steps_over_time),
+            "job": lambda: result_or_reason(self.ranks) if self._quick_late.reason else self._named,
+            "timeline": lambda: activity_timeline.activity_timeline(
                 self.tables, self._idle_by_place.pieces, self._applied_alignment
             ),
-            flame=shown.flame(),
-            streams=self.streams(),
-            collectives=result_or_reason(self.collectives),
-            programs=result_or_reason(self.programs),
-            compilation=result_or_reason(self.compile),
-            spread=self.spread(),
-            idle=result_or_reason(shown.idle),
-            soundness=self._soundness,
-            roofline=result_or_reason(lambda: shown.roofline(shown.default_kind)),
-            gains=self._gains,
-            explanation=self.explain(),
-            shifts={} if self._applied_alignment is None else self._applied_alignment.shifts,
-            memory=result_or_reason(self.memory),
-            memory_over_time=result_or_reason(self.memory_over_time),
-            default_kind=shown.default_kind,
-        )
+            "flame": shown.flame,
+            "streams": self.streams,
+            "collectives": lambda: result_or_reason(self.collectives),
+            "programs": lambda: result_or_reason(self.programs),
+            "compilation": lambda: result_or_reason(self.compile),
+            "spread": self.spread,
+            "idle": lambda: result_or_reason(shown.idle),
+            "soundness": lambda: self._soundness,
+            "roofline": lambda: result_or_reason(lambda: shown.roofline(shown.default_kind)),
+            "gains": lambda: self._gains,
+            "explanation": self.explain,
+            "shifts": lambda: {} if self._applied_alignment is None else self._applied_alignment.shifts,
+            "memory": lambda: result_or_reason(self.memory),
+            "memory_over_time": lambda: result_or_reason(self.memory_over_time),
+            "default_kind": lambda: shown.default_kind,
+        }
+        return pages.Page(**{name: known[name] if name in known else made() for name, made in fields.items()})
 
     def _steps_over_time(self) -> StepsOverTime:
         return step_times.steps_over_time(step_windows.selected_steps(self.tables))

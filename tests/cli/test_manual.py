@@ -52,6 +52,7 @@ def test_help_of_the_selection_says_all_that_verbs_say_in_a_line(capsys) -> None
 def test_help_fits_on_a_screen_and_every_shared_option_has_a_line(command) -> None:
     shown = command.get_help(click.Context(command, info_name=f"thence {command.name}", terminal_width=100))
     assert len(shown.splitlines()) <= 60
+    assert max(map(len, shown.splitlines())) <= 100
     assert all(len(p.brief) <= 60 for p in command.params if isinstance(p, SharedOption))
 
 

@@ -90,6 +90,7 @@ class Roofline(Answer):
             at which the peaks of its tensor cores hold; null where it is not known); one row for each device whose
             clock was sampled.
         counters: the hardware counters; None if the trace has none and nobody asked for them.
+        selection: which part of the trace was selected, in words; empty for the whole.
     """
 
     by: str
@@ -103,6 +104,7 @@ class Roofline(Answer):
     attainable: tuple[tuple[int, int, Peaks], ...] = ()
     clocks: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=CLOCKS))
     counters: Counters | None = None
+    selection: str = ""
 
     @property
     def measured(self) -> pl.DataFrame:
@@ -123,7 +125,8 @@ class Roofline(Answer):
         whole = max(totals["total_ns"], 1)
         flop, alone = (format_share(totals[name] / whole, 1) for name in ("flop_modelled_ns", "bytes_only_ns"))
         text = (
-            f"GPU time {format_ns(totals['total_ns'])}: {flop} with known FLOP, {alone} with known bytes alone; "
+            f"GPU time {format_ns(totals['total_ns'])} ({self.selection or 'the whole recording'}): {flop} with known "
+            f"FLOP, {alone} with known bytes alone; "
             f"{format_ns(modelled)} that have a model would take {format_ns(totals['roofline_ns'])} at the roofline"
         )
         return (text, *self._step_texts())
@@ -205,6 +208,7 @@ class Roofline(Answer):
         """See `Answer`."""
         return {
             "by": self.by,
+            "selection": self.selection,
             "peaks": _peaks_json(self.peaks),
             "attainable": _peaks_json(self.attainable),
             "clocks": self.clocks,
@@ -284,6 +288,7 @@ def roofline(trace: Attributed, by: str, given: Peaks | None = None) -> Roofline
         _by_device(attainable),
         _clocks(trace),
         counters_of(trace),
+        str(trace.selection),
     )
 
 

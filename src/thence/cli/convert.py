@@ -26,7 +26,7 @@ _EXAMPLES = """\b
 Examples:
   thence convert trace.json.gz -o trace.pftrace          open it at ui.perfetto.dev
   thence convert traces/ -o all_ranks.pftrace            all ranks on one clock
-  thence convert traces/ -o job.pftrace --fold always    who is late in full, every other rank in a row
+  thence convert traces/ -o job.pftrace --fold always    who is late in full, the others in rows
   thence convert traces/ -o two.pftrace --rank 0 --rank 2    these two in full
   thence convert trace.json -o t.pftrace --lanes label --lanes collective
   thence convert trace.json -o t.pftrace --gpu-views     for Perfetto's compute tabs, too

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 _EXAMPLES = """\b
 Examples:
   thence diff before.json.gz after.json.gz
-  thence diff --before a1 a2 a3 --after b1 b2 b3     several runs per side: measures noise between them
+  thence diff --before a1 a2 a3 --after b1 b2 b3     several runs per side: noise between them
   thence diff --baseline main_runs/ new1 new2 new3   every file or folder in main_runs/ is a run
-  thence diff --baseline main_runs/ new* --fail-on 'total>5%' --fail-on 'label:forward/attention>10%'
+  thence diff --baseline main_runs/ new* --fail-on 'step>5%' --fail-on 'label:attention>10%'
   thence diff --baseline main_runs/ new* --format markdown >> "$GITHUB_STEP_SUMMARY"
   thence diff A B -o diff.html                       one page with both sides
-  thence diff A B -o diff.pftrace                    their steps below each other, for ui.perfetto.dev
+  thence diff A B -o diff.pftrace                    steps below each other, for Perfetto
 
 A run is one file or folder: all ranks of one execution of the program. Times are per step and GPU.
 Each row has the 95 % interval of its difference and a verdict: slower, faster, new, gone, same, or

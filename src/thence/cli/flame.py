@@ -40,7 +40,7 @@ Examples:
   thence flame trace.json.gz -o flame.html                    opens in any browser, offline
   thence flame profile_dir/ --by source -o flame.html         JAX: lines, shared among fusions
   thence flame traces/ --rank 3 --split phase -o flame.html   forward, backward ... apart
-  thence flame trace.json.gz --by module --fold -o layers.html   all layers of a model as one frame
+  thence flame trace.json.gz --by module --fold -o layers.html   all layers as one frame
   thence flame trace.json.gz --by ops -o ops.speedscope.json
   thence flame trace.json.gz --weight headroom -o headroom.html
   thence flame memory.json.gz --weight memory -o memory.html

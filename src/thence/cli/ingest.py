@@ -32,7 +32,7 @@ that grew, is read again; what cannot be read is left out, with the reason, and 
 Examples:
   thence ingest traces/ -o job.store
   thence ingest s3://bucket/run -o job.store              pip install 'thence[remote]' s3fs
-  thence ingest recording/ -o job.store --host            keeps host ranges: for idle, steps, whatif
+  thence ingest recording/ -o job.store --host            host ranges, for idle, steps, whatif
   thence ingest /shared/run -o /shared/job.store --ray auto    on the Ray cluster of this machine
   thence report job.store --by rank
   thence ranks job.store
@@ -112,7 +112,9 @@ def _show(done: Ingested, store: str) -> None:
         f"{format_count(done.kept)}, left out {format_count(len(manifest.left))}; most memory of a worker "
         f"{format_bytes(most)}\nnext  thence ranks {shlex.quote(store)}\n"
     )
-    for warning in (*(left.reason for left in manifest.left), *manifest.warnings):
+    from thence.writers.text.merged_sentences import merged
+
+    for warning in merged((*(left.reason for left in manifest.left), *manifest.warnings)):
         say(f"warning: {warning}")
     for note in manifest.notes:
         say(note)

@@ -24,7 +24,7 @@ Examples:
   thence inside gemm.npz                                    time by range
   thence inside gemm.npz -o gemm.pftrace                    a track per SM, block and warpgroup
   thence inside gemm.npz --merge trace.json.gz -o all.pftrace   under the kernel's slice
-  thence inside mosaic.npy --clock-ghz 1.755                JAX's buffer does not record the clock rate
+  thence inside mosaic.npy --clock-ghz 1.755                JAX's buffer does not state its clock
   thence inside profiles/ --format json
 
 A buffer is an .npz file (thence.inside.save), or an .npy file with its description in a .json beside

@@ -39,13 +39,13 @@ _ENDINGS = (".json", ".json.gz", ".pftrace", ".perfetto-trace")
 _EXAMPLES = """\b
 Examples:
   thence label replay.json.gz --labels labels.json -o labelled.json.gz
-  thence label replay.json.gz --labels labels.json -o labelled.pftrace   open it at ui.perfetto.dev
-  thence label replay.json.gz --eager eager.json.gz -o labelled.json.gz  no labels: an eager run of the same code
-  thence label replay.json.gz --eager 'captures/*.json.gz'               or traces of the captures, one or several
-  thence label replay.json.gz --labels labels.json                       only report what can be labelled
-  thence label traces/ -o labelled.pftrace                               labels next to the traces
-  thence label replay.json.gz --labels labels.json --edges               which node waits for which
-  thence label run/ --graph graph.html                                   nodes, edges, times and critical path
+  thence label replay.json.gz --labels labels.json -o labelled.pftrace   for ui.perfetto.dev
+  thence label replay.json.gz --eager eager.json.gz -o labelled.json.gz  no labels: an eager run
+  thence label replay.json.gz --eager 'captures/*.json.gz'               or traces of the captures
+  thence label replay.json.gz --labels labels.json                       only report
+  thence label traces/ -o labelled.pftrace                               labels beside them
+  thence label replay.json.gz --labels labels.json --edges               waits of nodes
+  thence label run/ --graph graph.html                                   and the critical path
 
 Labels are written by thence.save_labels() at the end of the program that captured the graphs, or are PyTorch's
 annotation files (kernel_annotations_rank0_fwd.pkl or .json, named by rank). Labels in the folder of a trace, or one

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from thence.cli.verb import SharedOption
+from thence.cli.verb import SharedOption, help_record
 from thence.cli.verbs import commands, group
 from thence.version import __version__
 
@@ -103,7 +103,7 @@ def _verb(command: click.Command, name: str) -> Verb:
     # Newer versions of click list arguments, too, which the usage line already shows.
     options = [p for p in command.get_params(context) if isinstance(p, click.Option)]
     options.sort(key=lambda option: isinstance(option, SharedOption))
-    records = (option.get_help_record(context) for option in options)
+    records = (help_record(option, context) for option in options)
     description = list(_blocks(command.help or ""))
     summary = description.pop(0).text
     return Verb(

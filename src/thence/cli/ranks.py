@@ -21,7 +21,7 @@ _EXAMPLES = """\b
 Examples:
   thence ranks traces/                       all ranks of a job
   thence ranks traces/ --format json
-  thence report traces/ -o report.html       heat map of ranks and steps, on the page of the report
+  thence report traces/ -o report.html       heat map of ranks and steps, on its page
   thence ranks traces/ --what-if             the step without a straggler's delay, replayed
 
 A straggler makes others wait for more than 2 % of a step on average, and for more than random

@@ -22,13 +22,13 @@ _EXAMPLES = """\b
 Examples:
   thence report trace.json.gz                      or thence trace.json.gz
   thence report trace.json.gz --by kernel
-  thence report trace.json.gz --by module --depth 3    the model as a tree; --each lists every layer
+  thence report trace.json.gz --by module --depth 3    the model as a tree; --each: every layer
   thence report traces/ --by rank                  all ranks of a job
   thence report logs/ --run 2026_01_02_09_00_00    of a folder with several runs, not the newest
   thence report profile_dir/ --by hlo --warm-up heuristic   JAX: without warm-up and the autotuner
   thence report trace.json --steps 3:6 --only attention
   thence report profile_dir/ --program main        of the XLA program that the steps are made of
-  thence report server.json.gz --by step-kind      of vLLM or SGLang: time per step by batch size, layer, kernel
+  thence report server.json.gz --by step-kind      of vLLM or SGLang: steps by batch size
   thence report trace.json --by kernel --format json | jq '.rows[0]'
   zcat trace.json.gz | thence report -
   thence report traces/ -o report.html             one page with everything, offline

@@ -33,8 +33,8 @@ A terminal shows 100 rows, or 10 as lists of values if the table is wider than t
 \b
 Examples:
   thence sql --tables
-  thence sql trace.json.gz "select label, sum(duration) as ns from activities group by label order by ns desc"
-  thence sql traces/ "select rank, count(*) as n from gpu where kind = 'memcpy' group by rank" --format csv
+  thence sql trace.json.gz "select label, sum(duration) as ns from activities group by label"
+  thence sql traces/ "select rank, count(*) from gpu group by rank" --format csv
 """
 
 

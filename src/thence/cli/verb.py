@@ -29,11 +29,24 @@ class VerbCommand(click.Command):
         """Writes the verb's own options, and below them those that all verbs share."""
         own = [p for p in self.get_params(ctx) if isinstance(p, click.Option) and not isinstance(p, SharedOption)]
         with formatter.section("Options"):
-            formatter.write_dl([record for option in own if (record := option.get_help_record(ctx))])
+            formatter.write_dl([record for option in own if (record := help_record(option, ctx))])
         shared = [(record[0].split(" [")[0], p.brief) for p, record in _shared(self, ctx)]
         if shared:
             with formatter.section("Selection and input (more: thence help selection)"):
                 formatter.write_dl(shared)
+
+
+_MAX_CHOICES = 60
+"""Most characters of an option with its choices in the left column; longer ones go into the text beside it."""
+
+
+def help_record(option: click.Option, ctx: click.Context) -> tuple[str, str] | None:
+    """How an option is written, and its meaning, with many choices in the meaning, which is wrapped; None if hidden."""
+    record = option.get_help_record(ctx)
+    if record is None or len(record[0]) <= _MAX_CHOICES or "[" not in record[0]:
+        return record
+    name, _, choices = record[0].partition("[")
+    return f"{name}NAME", f"{record[1]} NAME is one of {', '.join(choices.removesuffix(']').split('|'))}."
 
 
 def shared_options(command: click.Command, ctx: click.Context) -> list[tuple[str, str]]:

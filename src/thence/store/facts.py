@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from thence.analysis.soundness.findings import MISSING_RANKS, Finding, NotChecked, Soundness
+from thence.analysis.soundness.findings import COPIED_RANKS, MISSING_RANKS, Finding, NotChecked, Soundness
 from thence.errors import DamagedInput
 from thence.model.json_fields import Count, JsonInt64, NotAsWritten, Rank, decoded
 from thence.model.losses import Loss
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _Value = str | JsonInt64 | float | bool | None
 _Fact = _Value | dict[str, _Value] | list[_Value]
-_RULES_OF_SEVERAL_RANKS = frozenset({"windows_apart", MISSING_RANKS})
+_RULES_OF_SEVERAL_RANKS = frozenset({"windows_apart", MISSING_RANKS, COPIED_RANKS})
 """Rules and notes about several ranks, which therefore cannot be judged from a single rank."""
 
 

@@ -15,7 +15,7 @@ from thence.analysis.collectives.missing import JobRanks, job_ranks
 from thence.analysis.ranks.summary import SUMMARY
 from thence.analysis.soundness.evidence import Evidence
 from thence.analysis.soundness.findings import Soundness
-from thence.analysis.soundness.recording_rules import missing_ranks_note, windows_apart
+from thence.analysis.soundness.recording_rules import copied_ranks, missing_ranks_note, windows_apart
 from thence.errors import InputError, UsageError
 from thence.memory_limits import free_bytes
 from thence.model.losses import Loss
@@ -185,8 +185,9 @@ class Store:
         zero = pl.col("epoch_ns").fill_null(0)
         gpu = windows.select("rank", "device", start=pl.col("start") + zero, duration=pl.col("end") - pl.col("start"))
         times = Tables(gpu=GPU.frame(gpu.to_dict()), meta=Meta(losses=losses))
-        judged = windows_apart(Evidence(times))
-        notes = (*judged.notes, *missing_ranks_note(self._job_ranks).notes)
+        evidence = Evidence(times)
+        judged = windows_apart(evidence)
+        notes = (*judged.notes, *missing_ranks_note(self._job_ranks).notes, *copied_ranks(evidence).notes)
         of_all = Soundness(tuple(judged.findings), notes, tuple(judged.not_checked))
         return merged_soundness([facts.soundness for facts in self._facts], of_all)
 

@@ -210,22 +210,24 @@ class StoredTrace(Trace):
             return super().page()
         job = self.ranks()
         slowest, middle = (rank for rank, _ in timeline_rows.opened(job))
-        page = self.selected(Selection(ranks=tuple(sorted({slowest, middle})))).page()
         of_all: tuple[By, ...] = ("kernel", "rank")
         late = ", which makes the others wait most" if job.ranks["wait_caused_ns"][0] else ""
         compared = "" if slowest == middle else f", and rank {middle}, with which it is compared"
         # Of two ranks, all others would count as missing.
         unread = "collectives: their tables of all ranks are not read for this page; thence collectives reads them"
+        known = {
+            "collectives": ResultOrReason[Any](None, unread),
+            "headline": self.headline,
+            "whole": self.report("kernel"),
+            "steps": result_or_reason(self._steps_over_time),
+            "job": ResultOrReason(job),
+            "soundness": self._soundness,
+            "explanation": self._explained_by_summaries(job),
+        }
+        page = self.selected(Selection(ranks=tuple(sorted({slowest, middle})))).page_with(known)
         return replace(
             page,
-            collectives=ResultOrReason(None, unread),
-            headline=self.headline,
-            whole=self.report("kernel"),
             summaries={**page.summaries, **{by: self.report(by) for by in of_all}},
-            steps=result_or_reason(self._steps_over_time),
-            job=ResultOrReason(job),
-            soundness=self._soundness,
-            explanation=self._explained_by_summaries(job),
             in_full=f"of rank {slowest}{late}{compared}",
             of_all=of_all,
         )

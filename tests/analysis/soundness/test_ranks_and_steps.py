@@ -35,6 +35,16 @@ def test_a_rank_of_another_time_is_named() -> None:
     assert finding.span_ns == first - last
 
 
+def test_copies_of_a_rank_are_noted() -> None:
+    tables = concat([read(FSDP), read([FSDP[1]]), read([FSDP[3]])])
+    (note,) = (note for note in check(tables).notes if note.code == "copied_ranks")
+    assert (note.count, note.rank) == (2, None)
+    assert "(ranks 1, 4)" in note.text
+    one_later = tables.gpu.with_columns(pl.col("start") + (pl.int_range(pl.len()) == tables.gpu.height - 1).cast(int))
+    assert [n.count for n in check(changed(tables, gpu=one_later)).notes if n.code == "copied_ranks"] == [1]
+    assert "copied_ranks" not in {note.code for note in check(read(FSDP)).notes}
+
+
 def test_recorded_ranks_of_other_times_are_found_in_recordings() -> None:
     tables = shifted(read([DATA / "recording" / "two_ranks"]), 1, -60_000_000_000)
     assert [(f.code, f.rank) for f in check(tables).findings] == [("windows_apart", 1)]

@@ -43,9 +43,10 @@ def made(seed: int, count: int, chains: int, edges: int) -> Graph:
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("block", [3, 16, 4096])
-def test_against_visiting_every_node(seed: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("block", "rounds"), [(3, 16), (16, 16), (16, 1), (4096, 16), (4096, 0)])
+def test_against_visiting_every_node(seed: int, block: int, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulation, "_BLOCK_NODES", block)
+    monkeypatch.setattr(simulation, "_MAX_ROUNDS", rounds)
     graph = made(seed, 120, 1 + seed % 5, 90)
     assert simulated(graph).tolist() == visited(graph)
 

@@ -16,6 +16,12 @@ from thence.writers.text.merged_sentences import merged
         (["a.json: cut", "a.json: cut"], ["a.json: cut"]),
         (["one clock", "one clock"], ["one clock"]),
         (["s3://a: cut", "s3://b: cut: why"], ["s3://a: cut", "s3://b: cut: why"]),
+        ([f"{i}.json: holds rank {i}, as new/{i}.json" for i in range(3)],) * 2,
+        (
+            [f"{i}.json: holds rank {i}, as new/{i}.json" for i in range(300)],
+            ["0.json: holds rank 0, as new/0.json; likewise 1.json, 2.json and 297 more"],
+        ),
+        ([f"in {i} of 9 steps" for i in range(5)],) * 2,
         ([], []),
     ],
 )  # fmt: skip

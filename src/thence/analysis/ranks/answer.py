@@ -277,14 +277,19 @@ class Job(Answer):
         links = dict(LINKS)
         if (self.groups["link"] == UNKNOWN).all():
             del links["link"]
+        caused = (
+            f"times {self.per}; caused: the longest wait for it, of {self.unit} (waits for several ranks overlap, so "
+            "these shares need not add up)"
+        )
         tables = (
-            (self.links, links), (self.ranks, ranks), not_caused(self), shown_groups(self), (self.stages, STAGES),
+            (self.links, links, ""), (self.ranks, ranks, caused), (*not_caused(self), ""),
+            (*shown_groups(self), "groups: times summed over all ranks and steps"), (self.stages, STAGES, ""),
         )  # fmt: skip
         stragglers = zip(straggler_lines(self), self.reasons, strict=True)
         return (
             Lines(((self.statement, "bold"),)),
             *(Lines(((sentence, ""), *_cause_lines(why, self.per))) for (_, sentence), why in stragglers),
-            *(TableView(rows, headings, rows_shown=_ROWS_SHOWN) for rows, headings in tables if rows.height),
+            *(TableView(rows, names, title, rows_shown=_ROWS_SHOWN) for rows, names, title in tables if rows.height),
         )
 
     def remarks(self) -> tuple[str, ...]:

@@ -166,11 +166,18 @@ def _included(summary: Summary) -> list[str]:
 def _idle_answers(screen: FirstScreen) -> Iterator[tuple[str, list[str]]]:
     idle = screen.idle.result
     if idle is None or not idle.idle_ns:
-        if screen.idle.reason and not screen.summary.idle_unknown:
+        if screen.summary.idle_unknown:
+            return
+        measured = screen.headline.measured
+        causes = measured.causes if measured.of_steps and measured.causes else {}  # which a store keeps
+        first = sorted(causes, key=lambda cause: (-causes[cause], cause))[:_MAX_CAUSES]
+        if shares := [(cause, causes[cause]) for cause in first if causes[cause] >= SHOWN_AT_FIRST_SHARE]:
+            yield "idle because of", [f"{cause} {format_share(share, 1)} of a step" for cause, share in shares]
+        elif screen.idle.reason:
             yield "idle because of", [screen.idle.reason]
         return
-    causes = idle.causes.filter(pl.col("share") >= SHOWN_AT_FIRST_SHARE).head(_MAX_CAUSES)
-    yield "idle because of", _shares(causes["cause"].to_list(), causes["share"])
+    largest = idle.causes.filter(pl.col("share") >= SHOWN_AT_FIRST_SHARE).head(_MAX_CAUSES)
+    yield "idle because of", _shares(largest["cause"].to_list(), largest["share"])
     places = (
         idle.rows.filter(pl.col("name").is_not_null(), pl.col("by") != "reason")
         .group_by("name")

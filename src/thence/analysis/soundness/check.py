@@ -13,6 +13,7 @@ from thence.analysis.soundness.launch_rules import (
     work_without_launch,
 )
 from thence.analysis.soundness.recording_rules import (
+    copied_ranks,
     damaged_input,
     empty_steps,
     lost_records,
@@ -46,6 +47,7 @@ _RULES: tuple[Callable[[Evidence], Judgement], ...] = (
     damaged_input,
     lost_records,
     missing_ranks,
+    copied_ranks,
 )
 
 

@@ -41,6 +41,9 @@ RULES: Mapping[str, str] = MappingProxyType(
 MISSING_RANKS = "missing_ranks"
 """Code of the note that the trace lacks ranks of its job. This is no rule: to record some ranks of a job is normal."""
 
+COPIED_RANKS = "copied_ranks"
+"""Code of the note that ranks are copies of one recording. Their own figures are right, so it is no rule."""
+
 _COLUMNS = {
     "verdict": pl.String,
     "code": pl.String,
@@ -76,7 +79,7 @@ class Finding:
     """A rule that the trace violates.
 
     Attributes:
-        code: code of the rule, a key of `RULES`; of a note, also `MISSING_RANKS`.
+        code: code of the rule, a key of `RULES`; of a note, also `MISSING_RANKS` and `COPIED_RANKS`.
         rank, device: where it was found; None if it concerns several ranks, or not one known device.
         count: number of launches, activities, steps or records that it concerns.
         span_ns: time that it affects, in ns.

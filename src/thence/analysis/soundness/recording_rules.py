@@ -12,12 +12,20 @@ import polars as pl
 
 from thence.analysis.collectives.missing import ranks_of_job
 from thence.analysis.soundness.evidence import Evidence, Judgement
-from thence.analysis.soundness.findings import MISSING, MISSING_RANKS, OVERHEAD, WINDOWS, Finding, NotChecked
+from thence.analysis.soundness.findings import (
+    COPIED_RANKS,
+    MISSING,
+    MISSING_RANKS,
+    OVERHEAD,
+    WINDOWS,
+    Finding,
+    NotChecked,
+)
 from thence.analysis.soundness.launch_rules import only_captured
 from thence.model.formats import THENCE_RECORDING
 from thence.model.grouped_intervals import rows_by_number
 from thence.model.intervals import NO_ROW, gaps, shared_length, union
-from thence.units import format_ns
+from thence.units import format_count, format_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,6 +36,8 @@ if TYPE_CHECKING:
 
 
 _MAX_OVERHEAD = 0.5  # share of the span in which the device was idle while the profiler worked
+_LISTED = 4
+"""Most ranks that are listed as copies of each other."""
 _DAMAGE = ("cut", "unreadable", "no_times", "repaired")
 _LOST = ("dropped", "recorder_error")
 
@@ -152,6 +162,34 @@ def windows_apart(evidence: Evidence) -> Judgement:
             Finding("windows_apart", rank, window.device, 1, distance, distance / max(span, 1), text)
         )
     return judgement
+
+
+def copied_ranks(evidence: Evidence) -> Judgement:
+    """Notes ranks whose device work begins, ends and lasts the same to the nanosecond: copies of one recording."""
+    same = (
+        evidence.tables.gpu.lazy()
+        .group_by("rank")
+        .agg(
+            pl.col("start").min(),
+            pl.col("duration").sum(),
+            end=(pl.col("start") + pl.col("duration")).max(),
+            count=pl.len(),
+        )
+        .group_by("start", "end", "duration", "count")
+        .agg(ranks=pl.col("rank").sort())
+        .filter(pl.col("ranks").list.len() > 1)
+        .collect()
+    )
+    copies = sorted(same["ranks"].to_list())
+    if not copies:
+        return Judgement()
+    count = sum(len(ranks) - 1 for ranks in copies)
+    first = ", ".join(map(str, copies[0][:_LISTED])) + (" ..." if len(copies[0]) > _LISTED else "")
+    text = (
+        f"{format_count(count)} of the ranks {'is a copy' if count == 1 else 'are copies'} of another one, to the "
+        f"nanosecond (ranks {first}): sums over ranks count the same work several times"
+    )
+    return Judgement(notes=[Finding(COPIED_RANKS, None, None, count, 0, 0.0, text)])
 
 
 def missing_ranks(evidence: Evidence) -> Judgement:

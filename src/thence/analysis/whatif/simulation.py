@@ -8,7 +8,8 @@ Along a chain, this is a prefix maximum of ``x - cumsum(weight + delay)``, so no
 are in an order in which every edge leads forward, and are processed in blocks of that order. Within a block, solving
 the chains and following the edges alternate until nothing changes, which takes as many rounds as a path inside the
 block changes chains. Graphs that differ only in weights and delays are simulated together, as rows of two-dimensional
-arrays: a block is small, so most of the cost of an array operation does not depend on the number of rows.
+arrays: a block is small, so most of the cost of an array operation does not depend on the number of rows. A block whose
+path changes chains at every few nodes, as in the replay of a CUDA graph with branches, is computed node by node.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ _CHAIN_OFFSET = 1 << 46
 """More than any two times in a block differ by, in ns; 512 of them fit int64."""
 _BLOCK_NODES = 512
 """Nodes of a block: its arrays stay in the cache, and a path inside it changes chains few times."""
+_MAX_ROUNDS = 16
+"""Rounds of a block after which its nodes are computed one by one, which costs about as much as these rounds."""
 MAX_TOGETHER = 8
 """Maximum number of graphs that are simulated at once: each then has a copy of all weights."""
 
@@ -253,6 +256,34 @@ def _fill(block: _Block, weight: Int64, delay: Int64, edge_weight: Int64, lowest
     times = np.maximum.accumulate(lowest + delayed, axis=1) - lifted
     if len(inner.edge):
         lag = edge_weight[:, inner.edge]
+        rounds = 0
         while inner.raised(lowest, times[:, inner.source] + lag):
+            if (rounds := rounds + 1) > _MAX_ROUNDS:
+                times = _walked(block, weight, delay, lag, lowest)
+                break
             times = np.maximum.accumulate(lowest + delayed, axis=1) - lifted
     result[:, block.rows] = times
+
+
+def _walked(block: _Block, weight: Int64, delay: Int64, lag: Int64, lowest: Int64) -> Int64:
+    """The times of one block, computed node by node; arguments as in `_fill`, ``lag`` for the block's inner edges."""
+    inner = block.inner
+    order = np.argsort(block.rows).tolist()
+    previous = np.arange(-1, len(order) - 1)
+    previous[block.begins] = NO_ROW
+    before, sources = previous.tolist(), inner.source.tolist()
+    into: list[Sequence[int]] = [()] * len(order)
+    for target, edges in zip(inner.target.tolist(), pairwise([*inner.first.tolist(), len(sources)]), strict=True):
+        into[target] = range(*edges)
+    rows = []
+    for least, step, late, lags in zip(lowest.tolist(), weight.tolist(), delay.tolist(), lag.tolist(), strict=True):
+        times = [0] * len(order)
+        for node in order:
+            time = least[node]
+            if before[node] != NO_ROW and times[before[node]] + step[node] > time:
+                time = times[before[node]] + step[node]
+            for edge in into[node]:
+                time = max(time, times[sources[edge]] + lags[edge])
+            times[node] = time + late[node]
+        rows.append(times)
+    return np.array(rows)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from thence.analysis.explain.finding import Finding
+    from thence.analysis.flame.answer import Flame
     from thence.analysis.report.page import Page
     from thence.analysis.report.summary import Summary, Totals
     from thence.writers.charts.chart import Chart
@@ -84,11 +86,16 @@ def report_html(page: Page) -> str:
         {
             "title": escape(f"thence: {_inputs(page)}"),
             "body": _body(page, sections),
-            "flame": escape(flame_html(page.flame.largest(_FLAME_NODES))),
+            "flame": escape(flame_html(_named_as(page, page.flame.largest(_FLAME_NODES)))),
             "timeline": timeline,
             "data": as_data(json.dumps({"tables": tables, "maps": maps}, separators=(",", ":"))),
         },
     )
+
+
+def _named_as(page: Page, flame: Flame) -> Flame:
+    """The flame graph with the inputs as the user named them: of a store, it has those of which the store was made."""
+    return dataclasses.replace(flame, meta=dataclasses.replace(flame.meta, inputs=page.summary.meta.inputs))
 
 
 def _inputs(page: Page) -> str:
@@ -327,8 +334,9 @@ def _finding(page: Page, finding: Finding) -> str:
         where = f'data-from="{begin}" data-to="{begin + moment.duration}"'
         label = escape(f"Show finding {finding.id} on the timeline")
         button = f' <button type="button" class="moment" {where} aria-label="{label}">Timeline</button>'
-    claim = escape(printable(finding.claim + gain))
-    return f'<li id="finding-{finding.id}"><b>{finding.severity}</b> {claim} <code>{command}</code>{button}</li>'
+    claim = re.sub("`([^`]+)`", r"<code>\1</code>", escape(printable(finding.claim + gain)))
+    said = f'<b>{finding.severity}</b> <span class="claim">{claim}</span> <code>{command}</code>'
+    return f'<li id="finding-{finding.id}">{said}{button}</li>'
 
 
 def _timeline(page: Page) -> Section:

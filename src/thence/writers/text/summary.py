@@ -240,14 +240,14 @@ def _fitting_table(summary: Summary, names: _Names, columns: Sequence[_Column], 
     kept = [column for column in columns if column.heading in chosen]
     name_width = max(_LEAST_NAME, min(room, longest))
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
-    table.add_column(_title(summary), width=name_width, overflow="fold")
+    above = _add_names(table, summary, name_width)
     for column in kept:
         justify: JustifyMethod = "left" if column.heading == "" else "right"
         table.add_column(column.heading, justify=justify, min_width=column.width, no_wrap=True)
     for number, fitting in enumerate(_fitted(names, indents, name_width)):
         table.add_row(fitting, *(column.cells[number] for column in kept))
     hidden = [column.heading for column in columns if column not in kept and column.heading]
-    return Group(table, Text(not_shown(hidden), "dim")) if hidden else table
+    return Group(*above, table, *([Text(not_shown(hidden), "dim")] if hidden else []))
 
 
 def _fitted(names: _Names, indents: Sequence[int], width: int) -> list[Text]:
@@ -314,7 +314,7 @@ def _place_table(summary: Summary, top: int, width: int, *, work: bool) -> Rende
     used = sum(columns + 2 for columns in shown.values())
     name_width, beside = _widths(summary, top, width - used - 2)
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
-    table.add_column(_title(summary), width=name_width, overflow="fold")
+    above = _add_names(table, summary, name_width)
     for column, columns in shown.items():
         justify = "left" if column == "" else "right"
         table.add_column(column, justify=justify, min_width=columns, no_wrap=True)  # type: ignore[arg-type]
@@ -345,7 +345,7 @@ def _place_table(summary: Summary, top: int, width: int, *, work: bool) -> Rende
         idle = {"total": format_ns(summary.idle_inside_ns), "": ""}
         cells = [*(idle.get(column, "-") for column in shown), *("" for _ in beside)]
         table.add_row(Text(IDLE_INSIDE, "dim italic"), *cells)
-    parts: list[RenderableType] = [table]
+    parts: list[RenderableType] = [*above, table]
     if narrow := [column for column in every if column and column not in shown]:
         parts.append(Text(not_shown(narrow), "dim"))
     return Group(*parts, *_more(summary.rows, top, summary))
@@ -379,6 +379,14 @@ def _widths(summary: Summary, top: int, room: int) -> tuple[int, dict[str, int]]
         if left >= min(longest, _LEAST_OP_NAME):
             return name_width, {"op_name": min(left, longest)}
     return wide, {}
+
+
+def _add_names(table: Table, summary: Summary, width: int) -> list[Text]:
+    """Adds the column of names; its heading is the table's title, which stands above the table if it is wider."""
+    title = _title(summary)
+    above = [] if len(title) <= width else [Text(title, "bold")]
+    table.add_column(summary.heading if above else title, width=width, overflow="fold")
+    return above
 
 
 def _title(summary: Summary) -> str:
