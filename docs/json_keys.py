@@ -254,6 +254,10 @@ BY_VERB: dict[str, dict[str, str]] = {
         "rows[].collective": "all-reduce, all-gather, reduce-scatter, send-recv ...; null where nothing says it",
         "rows[].bytes": "message size: what one rank puts in; of reduce-scatter, what comes out",
         "rows[].group_size": "ranks that take part",
+        "rows[].link": "network: they are on several machines; node: on one (NVLink or PCIe, which traces do not tell "
+        "apart); unknown",
+        "rows[].link_unknown": "why that is unknown: machine, members, peer or not_described, as notes say in words; "
+        "null where it is known",
         "rows[].described": "whether the trace describes it; else only the kernel's name is known",
         "rows[].kernel": "name of kernels without a description",
         "rows[].count": "kernels, one for each device that took part",

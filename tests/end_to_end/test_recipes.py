@@ -100,7 +100,10 @@ def test_slurm_records_each_node_into_a_folder_and_asks_for_late_ranks(shell: Sh
 
 def test_the_sidecar_of_kubernetes_ingests_what_the_job_records(shell: Shell) -> None:
     (text,) = blocks("yaml", "**Kubernetes")
-    pod = yaml.safe_load(text)["spec"]["template"]["spec"]
+    service, job = yaml.safe_load_all(text)
+    pod = job["spec"]["template"]["spec"]
+    assert service["metadata"]["name"] == pod["subdomain"]
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
     (sidecar,), (train,) = pod["initContainers"], pod["containers"]
     assert sidecar["restartPolicy"] == "Always"
     claimed = {volume["name"] for volume in pod["volumes"]}

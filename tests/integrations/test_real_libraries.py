@@ -1,8 +1,6 @@
 """The callbacks with the real transformers, Lightning and Accelerate, and what W&B, MLflow and TensorBoard keep.
 
-Each test needs its library; none is a dependency of the tests:
-
-    pip install torch transformers lightning accelerate wandb mlflow-skinny tensorboard
+Each test needs its library; none is a dependency of the tests: `.ci/libraries` installs all of them.
 
 Programs run on the CPU, with a libcupti made for the tests; each call of their model launches a kernel.
 """

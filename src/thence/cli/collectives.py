@@ -30,6 +30,8 @@ nccl-tests, in decimal GB/s: best, median and standard deviation of the transfer
 whole kernels, which contain the wait. Of send-recv (PyTorch's batches of sends and receives) each
 kernel counts by itself: its message is what it sends and receives together, and its wait is that for
 the last of the ranks at the other ends.
+The link of a row is network if the ranks of its group are on several machines, node if they are on one
+(NVLink or PCIe: traces do not tell them apart), else unknown; the reason stands below the tables.
 Exposed is the time in which a device communicates and computes nothing; hidden, in which it
 computes too; overlapped, in which an earlier collective counts as exposed. With --warm-up keep,
 first calls of communicators and warm-up executions of XLA programs count, too.

@@ -16,9 +16,11 @@ import polars as pl
 from thence.analysis.collectives.exposure import Exposure, exposure
 from thence.analysis.collectives.first_calls import NONE, FirstCalls, first_calls
 from thence.analysis.collectives.instances import Instances, collective_instances, unmatched_reasons
+from thence.analysis.collectives.links import NOT_DESCRIBED, links_of, unknown_links
 from thence.analysis.collectives.missing import undescribed_kernels
 from thence.analysis.collectives.waits import NOT_CAUSED, instance_times, last_arrivals, participants
 from thence.analysis.programs.warmup import Phases, WarmUp, phases
+from thence.analysis.ranks.nodes import UNKNOWN
 from thence.model.answer import Answer, Lines, TableView
 from thence.model.collective_kinds import bandwidths, kind_of_kernel
 from thence.model.totals import must
@@ -44,6 +46,7 @@ _SIZES = {
     "collective": "collective",
     "bytes": "message",
     "group_size": "ranks",
+    "link": "link",
     "count": "count",
     "exposed_ns": "exposed",
     "wait_ns_mean": "mean longest wait",
@@ -57,7 +60,7 @@ _SIZES = {
     "overlapped_ns": "overlapped",
 }
 _PARTS = ("exposed_ns", "hidden_ns", "overlapped_ns")
-_KEYS = ("collective", "bytes", "group_size", "described", "kernel")
+_KEYS = ("collective", "bytes", "group_size", "link", "link_unknown", "described", "kernel")
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,8 @@ class Collectives(Answer):
         devices: rank, device, communication_ns, exposed_ns of all communication, including what was left out as
             warm-up; equal to the times of `thence.analysis.streams`.
         left_out: count, duration_ns, exposed_ns of the kernels that were left out.
-        by_size: by collective, bytes, group_size, described, and kernel (name of kernels without a
+        by_size: by collective, bytes, group_size, link and link_unknown (as
+            `thence.analysis.collectives.links.links_of` adds them), described, and kernel (name of kernels without a
             description, whose bytes and group_size are null): count (kernels, one per device), duration_ns,
             exposed_ns, hidden_ns, overlapped_ns (they add up to duration_ns),
             algorithm_gbps_mean/std/max and bus_gbps_mean/std/max of whole kernels; over the instances
@@ -83,9 +87,9 @@ class Collectives(Answer):
             if there are none). Standard deviations are those of the population.
         rows: one row per kernel: row (in Tables.collectives; null without a description), gpu, rank, device,
             program (name), instruction, kernel (as in by_size), collective (null if there is no description and the
-            kernel's name does not contain the kind), bytes, group_size, source_rank, described, start, duration_ns,
-            exposed_ns, hidden_ns, overlapped_ns, algorithm_gbps, bus_gbps, instance, unmatched (why it has no
-            partner).
+            kernel's name does not contain the kind), bytes, group_size, link, link_unknown, source_rank, described,
+            start, duration_ns, exposed_ns, hidden_ns, overlapped_ns, algorithm_gbps, bus_gbps, instance, unmatched
+            (why it has no partner).
         instances: one row per instance, as `thence.analysis.collectives.waits.instance_times` returns them.
             An instance is one collective on all devices that took part, or one kernel of batched sends and receives.
         last_arrivals: by rank and device, as `thence.analysis.collectives.waits.last_arrivals` returns them.
@@ -149,6 +153,8 @@ class Collectives(Answer):
         empty = {name for name in _SIZES if sizes[name].null_count() == sizes.height}
         if not sizes["overlapped_ns"].sum():
             empty.add("overlapped_ns")
+        if (sizes["link"] == UNKNOWN).all():
+            empty.add("link")
         headings = {name: heading for name, heading in _SIZES.items() if name not in empty}
         return (*self._arrivals(), TableView(sizes, headings, bar="duration_ns"), *self._totals())
 
@@ -275,8 +281,8 @@ def collectives(
 
 def _rows(trace: Attributed, phase: Phases, first: FirstCalls, matched: Instances, exposed: Exposure) -> pl.DataFrame:
     """One row per kernel that communicates, with its bandwidths and whether it counts."""
-    found = matched.rows.select(
-        *("row", "collective", "bytes", "group_size", "source_rank", "instance", "unmatched"),
+    found = links_of(trace, matched.rows).select(
+        *("row", "collective", "bytes", "group_size", "link", "link_unknown", "source_rank", "instance", "unmatched"),
         gpu=pl.col("gpu").cast(pl.UInt32),
         described=pl.lit(value=True),
     )
@@ -293,7 +299,8 @@ def _rows(trace: Attributed, phase: Phases, first: FirstCalls, matched: Instance
         exposed.rows.hstack(kernels)
         .join(found, on="gpu", how="left", maintain_order="left")
         .join(steady, on="program", how="left", maintain_order="left")
-        .with_columns(pl.col("described").fill_null(value=False))
+        .with_columns(pl.col("described").fill_null(value=False), pl.col("link").fill_null(UNKNOWN))
+        .with_columns(link_unknown=pl.when("described").then("link_unknown").otherwise(pl.lit(NOT_DESCRIBED)))
     )
     algorithm, bus = bandwidths("duration_ns")
     return (
@@ -307,7 +314,7 @@ def _rows(trace: Attributed, phase: Phases, first: FirstCalls, matched: Instance
         .select(
             *("row", "gpu", "rank", "device"),
             pl.col("program_name").alias("program"),
-            *("instruction", "kernel", "collective", "bytes", "group_size", "source_rank"),
+            *("instruction", "kernel", "collective", "bytes", "group_size", "link", "link_unknown", "source_rank"),
             *("described", "start", "duration_ns", "exposed_ns", "hidden_ns", "overlapped_ns"),
             *("algorithm_gbps", "bus_gbps", "instance", "unmatched", "counted"),
         )
@@ -358,7 +365,7 @@ def _by_size(rows: pl.DataFrame, seen: pl.DataFrame) -> pl.DataFrame:
         )
     )
     joined = sizes.join(waits, on=_KEYS, how="left", nulls_equal=True)
-    return joined.sort("described", "collective", "bytes", "group_size", "kernel", descending=[True] + [False] * 4)
+    return joined.sort("described", *(name for name in _KEYS if name != "described"), descending=[True] + [False] * 6)
 
 
 def _notes(trace: Attributed, every: pl.DataFrame, rows: pl.DataFrame, seen: pl.DataFrame) -> list[str]:
@@ -367,6 +374,7 @@ def _notes(trace: Attributed, every: pl.DataFrame, rows: pl.DataFrame, seen: pl.
     if not every["described"].all():
         notes.append(undescribed_kernels(trace, every))
     notes += unmatched_reasons(rows)
+    notes += unknown_links(rows)
     described = rows.filter("described")
     if not described.is_empty() and not seen["transfer_ns"].count():
         notes.append(

@@ -73,7 +73,7 @@ def job_ranks(shown: Iterable[int], size: int | None, members: Iterable[str | No
     """
     present, listed, end = set(shown), set[int](), size or 0
     for text in set(filter(None, members)):
-        numbers, whole = _listed(text)
+        numbers, whole = listed_ranks(text)
         if whole:
             listed.update(number for number in numbers if number < _MAX_RANKS)
     # A job has up to a million ranks, and a file shows one: only what lies between those shown is looked at.
@@ -125,7 +125,7 @@ def _size_of_groups(tables: Tables) -> int | None:
     highest, devices = max(tables.ranks, default=0), _devices_of_a_rank(tables)
     found = 0
     for size, members in groups.drop_nulls("group_size").iter_rows():
-        numbers, whole = _listed(members or "")
+        numbers, whole = listed_ranks(members or "")
         ranks, rest = divmod(size, devices)
         from_0 = numbers[:-1] == list(range(len(numbers[:-1])))
         if highest < ranks <= _MAX_RANKS and not rest and not whole and from_0:
@@ -133,7 +133,7 @@ def _size_of_groups(tables: Tables) -> int | None:
     return found or None
 
 
-def _listed(members: str) -> tuple[list[int], bool]:
+def listed_ranks(members: str) -> tuple[list[int], bool]:
     """The numbers in a text such as ``[0, 1, 2]``, and whether it lists all members: ``[0, 1, ..., 511]`` does not."""
     numbers = [int(text) for text in _NUMBER.findall(members)]
     return numbers, bool(numbers) and "..." not in members

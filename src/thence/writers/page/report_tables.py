@@ -113,6 +113,7 @@ SIZE_FIELDS = (
     Field("collective", "collective", "text"),
     Field("bytes", "size", "bytes"),
     Field("group_size", "group", "count"),
+    Field("link", "link", "text"),
     Field("count", "count", "count"),
     Field("transfer_bus_gbps_median", "transfer, bus GB/s", "gbps", bar=True),
     Field("transfer_bus_gbps_max", "best", "gbps"),
