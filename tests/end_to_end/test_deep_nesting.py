@@ -127,15 +127,15 @@ def folded(path: Path) -> list[tuple[list[str], int]]:
 
 
 def test_marks_that_were_never_closed(tmp_path: Path) -> None:
-    source = never_closed(tmp_path / "recording", 2_000, '{"step": 7}')
+    source = never_closed(tmp_path / "recording", 600, '{"step": 7}')
     everything(source, tmp_path / "out", "label")
     stacks = [(frames, ns) for frames, ns in folded(tmp_path / "out" / "flame.folded") if frames[-1] == "gemm"]
-    assert [ns for _, ns in stacks] == [50] * 2_000
-    whole = [f"r{level}" for level in range(2_000)]
+    assert [ns for _, ns in stacks] == [50] * 600
+    whole = [f"r{level}" for level in range(600)]
     shallow = {len(frames): frames for frames, _ in stacks if "levels left out" not in str(frames)}
     assert shallow == {n + 1: [*whole[:n], "gemm"] for n in range(1, 256)}
-    # The deepest has 2,001 frames, of which 16 stand at either end.
-    assert [*whole[:16], "[1,969 levels left out]", *whole[1985:], "gemm"] in [f for f, _ in stacks]
+    # The deepest has 601 frames, of which 16 stand at either end.
+    assert [*whole[:16], "[569 levels left out]", *whole[585:], "gemm"] in [f for f, _ in stacks]
     places = thence.open(source).tables.places
     assert set(places["metadata"].cast(pl.String)) == {'{"step":7}'}
     assert places["label"].cast(pl.String)[2] == "r0/r1/r2"

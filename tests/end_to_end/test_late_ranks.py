@@ -45,9 +45,11 @@ def asked(capsys: pytest.CaptureFixture[str], verb: str, *inputs: object) -> dic
     return document
 
 
+@pytest.mark.parametrize("job", ["nobody", "two", "late_missing", "other_missing"], indirect=True)
 def test_every_verb_names_the_same_ranks_from_files_and_from_a_store(
     job: tuple[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Every combination of whether a rank is missing and whether one is late and shown."""
     name, folder = job
     _, missing, late = JOBS[name]
     store = tmp_path / "store"

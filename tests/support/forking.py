@@ -28,6 +28,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -45,6 +46,8 @@ PATIENCE = 150
 """Seconds in which a fork starts, or ends after it was killed: no test waits for ever."""
 POLARS = ("polars",)
 """The same for processes that only try tables."""
+LAUNCHER = ("thence.capture.launcher", "thence.cli.record")
+"""The same for ``thence record``, which has no Polars."""
 
 
 class Forked:
@@ -292,6 +295,8 @@ def _ended() -> Iterator[tuple[int, int]]:
 
 def _become(request: dict[str, Any]) -> None:
     """Makes a fork the process that was asked for, before it runs anything."""
+    # Python leaves the main thread the number that it has in the parent.
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
@@ -348,7 +353,7 @@ def _import(names: Sequence[str]) -> None:
         if name.startswith("thence."):
             from thence.errors import MissingRequirement
 
-            for below in pkgutil.walk_packages(module.__path__, f"{name}."):
+            for below in pkgutil.walk_packages(getattr(module, "__path__", ()), f"{name}."):
                 with contextlib.suppress(ImportError, MissingRequirement):
                     importlib.import_module(below.name)
 

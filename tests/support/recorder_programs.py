@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+import forking
 import thence
 from fake_cupti import library_path
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from typing import Self
 
 HERE = Path(__file__).parent
+RECORDER = ("fake_cupti", "thence.capture.session")
+"""What a fork that is recorded has imported."""
 PREAMBLE = f"""
 import os, sys, time, threading
 sys.path.insert(0, {str(HERE)!r})
@@ -60,19 +63,27 @@ def fake_libraries() -> dict[str, str]:
 
 
 def program(
-    body: str, out: Path, *, code: int = 0, env: dict[str, str] | None = None
+    body: str, out: Path, *, code: int = 0, env: dict[str, str] | None = None, fresh: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program with the fake libcupti; it must end with `code`."""
-    done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + textwrap.dedent(body), str(out)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **fake_libraries(), **(env or {})},
-    )
-    assert done.returncode == code, done.stderr
-    return done
+    """Run a program with the fake libcupti; it must end with `code`.
+
+    Args:
+        body: what follows `PREAMBLE`.
+        out: OUT in the program.
+        code: negative where a signal ends it.
+        env: beside the variables of this process.
+        fresh: Python is started for it. Else it is a fork, in which the recorder is imported already.
+    """
+    arguments = ["-c", PREAMBLE + textwrap.dedent(body), str(out)]
+    variables = {**os.environ, **fake_libraries(), **(env or {})}
+    if fresh:
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, check=False, capture_output=True, timeout=60, env=variables)
+    else:
+        done = forking.run(arguments, timeout=60, env=variables, imported=RECORDER)
+    said = subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+    assert said.returncode == code, said.stderr
+    return said
 
 
 _COPYING = """

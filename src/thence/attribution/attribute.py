@@ -18,6 +18,7 @@ from thence.attribution.sources import file_of_frame
 from thence.attribution.steps import find_steps, with_counting_ranges
 from thence.attribution.waiting import completed_waiting
 from thence.model.attributed import RULE, Attributed
+from thence.model.names import distinct_names
 from thence.model.own_code import OwnCode, packages_shown
 from thence.model.places import HLO
 from thence.model.tables import Tables
@@ -94,7 +95,7 @@ def _label_rule(places: pl.DataFrame) -> pl.Series:
 
 def _files(tables: Tables) -> Iterator[str]:
     """The source files that the trace names, some more than once."""
-    python = tables.host.filter(pl.col("category") == "python")["name"].unique().drop_nulls()
+    python = distinct_names(tables.host.filter(pl.col("category") == "python")["name"])
     yield from (file_of_frame(name) for name in python.cast(pl.String))
     for module in tables.hlo:
         yield from module.frames["file"].unique().drop_nulls()

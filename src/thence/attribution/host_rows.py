@@ -13,6 +13,7 @@ from thence.attribution.sources import parse_frames
 from thence.model.grouped_intervals import numbered, rows_of_groups
 from thence.model.intervals import NO_ROW, chain_to, last_begun
 from thence.model.launches import CALLS, UNCERTAIN, matched_rows
+from thence.model.names import distinct_names
 from thence.model.tables import HOST_CATEGORIES
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class HostRows:
         """The distinct names of host rows of these categories."""
         if categories not in self._names_of:
             used = self._used.filter(pl.col("category").is_in(categories))
-            self._names_of[categories] = used["name"].unique().drop_nulls()
+            self._names_of[categories] = distinct_names(used["name"])
         return self._names_of[categories]
 
     @cached_property
@@ -147,7 +148,7 @@ class HostRows:
     @cached_property
     def every_name(self) -> pl.Series:
         """The distinct names of host rows."""
-        return self._used["name"].unique().drop_nulls()
+        return distinct_names(self._used["name"])
 
     def named(self, pattern: str, *categories: str) -> Mask:
         """Which host rows of these categories have a name that contains a match of the pattern."""
@@ -194,7 +195,9 @@ def host_rows(tables: Tables, launch: Int64, own: OwnCode) -> HostRows:
 
 def row_numbers(references: pl.Series) -> Int64:
     """Row numbers as an array, `NO_ROW` for null."""
-    return references.fill_null(NO_ROW).cast(pl.Int64).to_numpy()
+    if references.null_count():
+        references = references.fill_null(NO_ROW)
+    return references.cast(pl.Int64).to_numpy()
 
 
 def values_at(values: Array, rows: Int64, missing: int) -> Array:
@@ -207,7 +210,7 @@ def values_at(values: Array, rows: Int64, missing: int) -> Array:
 
 def gathered(values: pl.Series, row: Int64) -> pl.Series:
     """The value at each row, null at `NO_ROW`."""
-    return values.gather(pl.Series(row).replace(NO_ROW, None).cast(pl.UInt32))
+    return values[pl.Series(row).cast(pl.UInt32, strict=False)]  # negative numbers become null
 
 
 _LINKED = pl.col("category").is_in(["op", "range", "framework"])

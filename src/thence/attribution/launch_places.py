@@ -67,7 +67,7 @@ def launch_places(tables: Tables, own: OwnCode) -> pl.DataFrame:
     """
     launch = launch_rows(tables)
     host = host_rows(tables, launch, own)
-    columns: dict[str, Any] = {"launch": pl.Series(launch).replace(NO_ROW, None).cast(pl.Int32)}
+    columns: dict[str, Any] = {"launch": pl.Series(launch).cast(pl.UInt32, strict=False).cast(pl.Int32)}
     for kind in LAUNCH:
         if kind.name == "step":
             continue
@@ -235,7 +235,7 @@ def _coded(codes: Int64 | int, count: int) -> pl.Series:
     all_codes = pl.Series(CODES, dtype=RULE)
     if isinstance(codes, int):
         return all_codes[codes : codes + 1].new_from_index(0, count)
-    return all_codes.gather(codes)
+    return all_codes[pl.Series(codes).cast(pl.UInt32)]
 
 
 def _label(host: HostRows, kind: Kind) -> dict[str, pl.Series]:

@@ -131,7 +131,7 @@ class PathTree:
         rows = np.flatnonzero(ancestors(self.parent, nodes))
         position = np.full(len(self.parent), NO_ROW, np.int64)
         position[rows] = np.arange(len(rows))
-        names = self.name.gather(rows).cast(pl.String).fill_null("")
+        names = self.name[pl.Series(rows).cast(pl.UInt32)].cast(pl.String).fill_null("")
         deepest = int(depth[rows].max(initial=0))
         bounds = np.searchsorted(depth[rows], np.arange(1, deepest + 2))
         levels = [pl.Series([], dtype=pl.String)]
@@ -143,7 +143,7 @@ class PathTree:
                 texts = self._below(around, self.name.gather(self.parent[rows[low:high]]), texts, separator)
             levels.append(texts)
             above = low
-        return pl.concat(levels).gather(position[nodes])
+        return pl.concat(levels)[pl.Series(position[nodes]).cast(pl.UInt32)]
 
     def _below(self, path: pl.Series, last: pl.Series, name: pl.Series, separator: str) -> pl.Series:
         """Appends names to paths, whose last names are given."""
@@ -204,12 +204,14 @@ def path_names(
     Returns:
         Categorical Series, one value per row, null where there is no path.
     """
+    if not (rows != NO_ROW).any():
+        return pl.Series([None], dtype=pl.Categorical()).new_from_index(0, len(rows))
     tree, node = path_tree(parent, names, rows, wanted, dotted=dotted)
     used = np.unique(node[node != NO_ROW])
     position = np.full(len(tree.parent) + 1, len(used), np.int64)  # the last entry is for NO_ROW
     position[used] = np.arange(len(used))
     texts = tree.texts(used, separator).extend_constant(None, 1)
-    return texts.cast(pl.Categorical()).gather(position[node])
+    return texts.cast(pl.Categorical())[pl.Series(position[node]).cast(pl.UInt32)]
 
 
 def path_tree(
@@ -233,10 +235,11 @@ def path_tree(
     number = np.full(len(parent) + 1, NO_ROW, np.int64)  # the last entry is for NO_ROW
     number[on_path] = np.arange(len(on_path))
     around = number[chain_to(parent, parent[on_path], wanted)]
-    codes = names.gather(on_path).to_physical().cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    on_path_names = names[pl.Series(on_path).cast(pl.UInt32)]
+    codes = on_path_names.to_physical().cast(pl.Int64).fill_null(NO_ROW).to_numpy()
     node, first = trie(around, codes)
     above = around[first]
     tree_parent = np.where(above == NO_ROW, NO_ROW, node[above]) if len(node) else above
     max_text = MAX_TEXT + MAX_TEXT_PER_ROW * len(parent)
-    tree = PathTree(tree_parent, names.gather(on_path[first]), dotted, max_text)
+    tree = PathTree(tree_parent, on_path_names[pl.Series(first).cast(pl.UInt32)], dotted, max_text)
     return tree, np.append(node, NO_ROW)[number[rows]]

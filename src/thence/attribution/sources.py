@@ -30,6 +30,7 @@ import polars as pl
 from thence.model.graph_labels import FRAME_SEPARATOR
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.json_fields import decoded, field
+from thence.model.names import distinct_names
 from thence.model.phases import Position
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def parse_frames(host: pl.DataFrame, own: OwnCode) -> Frames:
     if not python.any():
         nothing = pl.Series([None], dtype=pl.Categorical()).new_from_index(0, host.height)
         return Frames(nothing, python, python, python)
-    used = names.filter(pl.Series(python)).unique().drop_nulls()
+    used = distinct_names(names.filter(pl.Series(python)))
     parsed = [_PROFILED_FRAME.fullmatch(name) for name in used.cast(pl.String).to_list()]
     pairs = sorted(zip(used.to_physical().to_list(), parsed, strict=True), key=lambda pair: pair[0])
     frames = {code: match for code, match in pairs if match}
@@ -94,7 +95,7 @@ def parse_frames(host: pl.DataFrame, own: OwnCode) -> Frames:
     texts = [_function(match, classes.get(c)) for c, match in frames.items()]
     number = np.full(len(code), NO_ROW, np.int64)
     number[is_frame] = np.searchsorted(np.array(list(frames), np.int64), code[is_frame])
-    rows = pl.Series(number).replace(NO_ROW, None).cast(pl.UInt32)
+    rows = pl.Series(number).cast(pl.UInt32, strict=False)
     place = pl.Series(texts, dtype=pl.String).cast(pl.Categorical()).gather(rows)
     return Frames(place, of_user, is_frame & ~of_user, unlined)
 

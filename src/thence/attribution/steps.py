@@ -104,12 +104,12 @@ def find_steps(
     steps = _first_kind(tables, host) if counting is None else _numbered(counting)
     row, known = _launched_in(tables, host, steps)
     nowhere = row == NO_ROW
-    number = pl.Series("step_row", row).replace(NO_ROW, None).cast(pl.Int32)
+    number = pl.Series("step_row", row).cast(pl.UInt32, strict=False).cast(pl.Int32)
     rules = pl.Series(["launch_time", "outside_steps", "no_launch", "no_steps"], dtype=RULE)
     ranks = np.isin(tables.gpu["rank"].to_numpy(), steps["rank"].unique().to_numpy())
     rule = np.where(nowhere, np.where(ranks, np.where(known, 1, 2), 3), 0)
-    name = steps["name"].gather(number.cast(pl.UInt32))
-    return steps, name.alias("step"), rules.gather(rule).alias("step_rule"), number
+    name = steps["name"][number.cast(pl.UInt32)]
+    return steps, name.alias("step"), rules[pl.Series(rule).cast(pl.UInt32)].alias("step_rule"), number
 
 
 def _first_kind(tables: Tables, host: HostRows) -> pl.DataFrame:
@@ -282,6 +282,8 @@ def _fetched_batches(tables: Tables, host: HostRows) -> pl.DataFrame | None:
     """From the start of one fetch of a batch to the start of the next on the same thread."""
     fetching = host.named(_FETCH, "op", "range", "framework", "phase")
     rows = np.flatnonzero(fetching)
+    if not len(rows):
+        return None
     rows = rows[host.climb(host.parent[rows], fetching) == NO_ROW]
     columns = ("rank", "process", "thread", "start")
     fetches = tables.host[rows].select(columns).sort(columns)

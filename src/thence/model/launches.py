@@ -55,15 +55,16 @@ def matched_rows(gpu: pl.DataFrame, host: pl.DataFrame, key: str, among: pl.Expr
     """
     ids = launch_correlations(gpu) if key == "correlation" else gpu[key]
     asked = np.flatnonzero(ids.is_not_null().to_numpy())
-    counted = host.select(among & pl.col(key).is_not_null()).to_series()
-    rows = np.flatnonzero(counted.fill_null(value=False).to_numpy())
-    keys = np.concatenate([host[key].gather(rows).to_numpy(), ids.gather(asked).to_numpy()])
-    ranks = np.concatenate([host["rank"].gather(rows).to_numpy(), gpu["rank"].gather(asked).to_numpy()])
+    counted = host.select((among & pl.col(key).is_not_null()).fill_null(value=False)).to_series()
+    rows = np.flatnonzero(counted.to_numpy())
+    of_host, of_gpu = (pl.Series(chosen).cast(pl.UInt32) for chosen in (rows, asked))
+    keys = np.concatenate([host[key][of_host].to_numpy(), ids[of_gpu].to_numpy()])
+    ranks = np.concatenate([host["rank"][of_host].to_numpy(), gpu["rank"][of_gpu].to_numpy()])
     number = _numbered(ranks, keys)
-    of_host = number[: len(rows)]
+    number_of_call = number[: len(rows)]
     row = np.full(len(number), NO_ROW, np.int64)
-    row[of_host] = rows
-    row[np.flatnonzero(np.bincount(of_host) > 1)] = NO_ROW
+    row[number_of_call] = rows
+    row[np.flatnonzero(np.bincount(number_of_call) > 1)] = NO_ROW
     result = np.full(gpu.height, NO_ROW, np.int64)
     result[asked] = row[number[len(rows) :]]
     return result

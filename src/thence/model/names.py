@@ -15,6 +15,12 @@ BETWEEN_DEVICES = r"(?i)PtoP|P2P|Peer-to-Peer"
 Nsight Systems, and ``MemcpyH2D`` of XLA's profiler."""
 
 
+def distinct_names(names: pl.Series) -> pl.Series:
+    """The distinct names, without null, in any order."""
+    found = names.unique()
+    return found.drop_nulls() if found.null_count() else found
+
+
 def matching(names: pl.Series, pattern: str) -> pl.Series:
     """Which names contain a match of a regular expression; every distinct name is searched once.
 
@@ -22,6 +28,8 @@ def matching(names: pl.Series, pattern: str) -> pl.Series:
         names: Categorical; a null matches nothing.
         pattern: as Polars takes it.
     """
-    distinct = names.unique().drop_nulls().cast(pl.String)
+    distinct = distinct_names(names).cast(pl.String)
     found = distinct.filter(distinct.str.contains(pattern)).cast(pl.Categorical())
+    if found.is_empty():
+        return pl.Series([False]).new_from_index(0, len(names)).alias(names.name)
     return names.is_in(found.implode()).fill_null(value=False)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from thence.model.names import distinct_names
 from thence.model.tables import API_CALLS, EVENTS, HOST_CATEGORIES, WAITS
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ _NO_FACTS = pl.DataFrame(schema=CALL_FACTS)
 
 def names_of_calls(names: pl.Series) -> pl.DataFrame:
     """The distinct names of waiting and event calls: columns name (as given) and kind (`EVENT_KINDS`, `WAIT_KINDS`)."""
-    used = names.unique().drop_nulls()
+    used = distinct_names(names)
     kind_of_number = [
         (number, kind) for number, text in enumerate(used.cast(pl.String)) if (kind := kind_of_call(text))
     ]

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from thence.analysis.report.summary import Summary
+
 JAX = DATA / "jax"
 SOURCES = {
     "stack": (STACK,),
@@ -60,6 +62,11 @@ EVENTS = [
 @functools.cache
 def trace_of(name: str) -> thence.Trace:
     return thence.open(*SOURCES[name])
+
+
+@functools.cache
+def summary_of(name: str) -> Summary:
+    return trace_of(name).report()
 
 
 def paths(graph: Flame) -> dict[tuple[str, ...], int]:
@@ -122,7 +129,7 @@ def test_parallel_streams_count_in_full_and_it_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SOURCES)
 def test_totals_equal_the_summary(name: str, by: str) -> None:
     trace = trace_of(name)
-    summary = trace.report()
+    summary = summary_of(name)
     for split in Split:
         for idle, total in ((Idle.EXCLUDE, summary.sum_ns), (Idle.INCLUDE, summary.sum_ns + summary.idle_ns)):
             nodes = flame(trace.tables, by, split, idle).nodes

@@ -376,6 +376,7 @@ def test_a_recorded_program_gets_a_thread_or_two_and_no_heavy_import(samples: bo
         """,
         tmp_path / str(samples),
         env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        fresh=True,
     ).stdout.split()
     threads, tasks, *modules = said
     sampled = samples and why_not_sampled(choose_probe().compiled) is None

@@ -263,6 +263,7 @@ def test_a_server_that_handles_sigterm_and_raises_it_again_keeps_every_record(
         """,
         tmp_path,
         code=-signal.SIGTERM,
+        fresh=True,
     )
     assert rows(tmp_path)["name"].to_list() == ["kept"]
     assert description(tmp_path)["finished"]

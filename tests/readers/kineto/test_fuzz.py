@@ -16,7 +16,7 @@ from thence.readers.kineto.events import decode
 if TYPE_CHECKING:
     from pathlib import Path
 
-TRIES = examples(96)
+TRIES = examples(64)
 """Of each change; fuzz/ changes small traces in many more ways."""
 TOKENS = (
     b'"', b"{", b"}", b"[", b"]", b",", b":", b"\\", b"\n", b"\x00", b"\xff", b"null", b"NaN", b"-inf", b"1e999",

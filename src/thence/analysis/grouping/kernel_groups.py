@@ -26,6 +26,7 @@ import polars as pl
 
 from thence.errors import UsageError
 from thence.model.attributed import of_each_activity
+from thence.model.names import distinct_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -209,7 +210,7 @@ def groups_of_names(names: pl.Series) -> pl.Series:
 
 def _of_names(names: pl.Series) -> pl.Series:
     """As `groups_of_names`, for names that repeat: each is looked at once."""
-    distinct = names.drop_nulls().unique()
+    distinct = distinct_names(names)
     groups = pl.DataFrame({"name": distinct.to_physical(), "group": groups_of_names(distinct)})
     rows = names.to_physical().alias("name").to_frame()
     return rows.join(groups, on="name", how="left", maintain_order="left")["group"]

@@ -39,6 +39,7 @@ from thence.attribution.cuda_graphs.eager_run import EagerRun
 from thence.attribution.cuda_graphs.replays import in_cuda_graph
 from thence.attribution.cuda_graphs.signatures import KernelNames
 from thence.model.launches import CALLS
+from thence.model.names import distinct_names
 from thence.model.tables import GPU, Tables
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def captured_calls(trace: Tables) -> pl.DataFrame:
         device work on one thread counts as a capture.
     """
     host = trace.host.with_row_index("row").filter(CALLS)
-    names = host["name"].unique().drop_nulls()
+    names = distinct_names(host["name"])
     text = names.cast(pl.String)
     kinds = [pl.when(text.str.contains(pattern)).then(pl.lit(kind)).otherwise(None) for kind, pattern in _CALLS.items()]
     classified = pl.DataFrame({"name": names}).with_columns(

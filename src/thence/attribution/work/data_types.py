@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.model.attributed import of_each_activity
+from thence.model.names import distinct_names
 
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
@@ -62,7 +63,7 @@ def data_types(trace: Attributed) -> pl.Series:
     The kernel's name decides. Of a collective whose name says nothing, it is the element type that the trace describes.
     """
     kernels = trace.gpu.select(name=pl.when(pl.col("kind") == "kernel").then("name"))["name"]
-    distinct = kernels.drop_nulls().unique()
+    distinct = distinct_names(kernels)
     # A slice at a time, and by number: names can be most of a trace.
     types = [data_type_of_name(name) for part in distinct.to_frame().iter_slices(_NAMES) for name in _texts(part)]
     known = [number for number, data_type in enumerate(types) if data_type is not None]

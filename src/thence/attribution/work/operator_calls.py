@@ -16,6 +16,7 @@ from thence.attribution.work.flop import FLOP
 from thence.attribution.work.operands import ELEMENT_TYPES, Tensor, arguments_of, tensors_of
 from thence.attribution.work.served_attention import SERVED_ATTENTION
 from thence.model.intervals import NO_ROW, chain_to
+from thence.model.names import distinct_names
 
 if TYPE_CHECKING:
     from thence.attribution.work.operands import Argument
@@ -38,7 +39,7 @@ def operator_rows(trace: Attributed) -> Int64:
         return np.full(len(launch), NO_ROW, np.int64)
     parent = host["parent"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
     has_inputs = host["inputs"].is_not_null().to_numpy()
-    used = host["name"].unique().drop_nulls()
+    used = distinct_names(host["name"])
     names = used.filter(used.cast(pl.String).is_in([*FLOP, *SERVED_ATTENTION]))
     multiplies = _outermost(
         parent, launch, has_inputs & host["name"].is_in(names.implode()).fill_null(value=False).to_numpy()
