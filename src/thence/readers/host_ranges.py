@@ -144,7 +144,7 @@ def host_order(track: Column, category: Column, start: Int64, duration: Int64) -
 def _lengths(category: Column, duration: Int64) -> Int64:
     """Length of each row for nesting, in ns: at least 1, and 1 for API calls."""
     lengths = np.maximum(duration, 1)
-    lengths[IS_API_CALL[category]] = 1
+    lengths[IS_API_CALL.take(category)] = 1
     return lengths
 
 
