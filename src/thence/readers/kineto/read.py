@@ -297,8 +297,7 @@ def _host_order(host: Arrays, lanes: Lanes) -> Array:
     track = np.lexsort((lanes.thread, lanes.process, lanes.rank))
     position = np.empty(len(track), np.uint16 if len(track) <= 1 << 16 else np.int64)
     position[track] = np.arange(len(track))
-    of_row: Array = position.take(host["lane"])
-    return host_order(of_row, host["category"], host["start"], host["duration"])
+    return host_order(position[host["lane"]], host["category"], host["start"], host["duration"])
 
 
 def _earliest(tables: Tables) -> int | None:
