@@ -55,6 +55,8 @@ def recorded() -> list[list[Any]]:
 def mutant(kinds: list[list[Any]], dice: random.Random) -> bytes:
     """A piece of some events with a few changes of values, of bytes, of both, or of neither."""
     tree = [dice.choice(dice.choice(kinds)) for _ in range(dice.randrange(1, MOST_EVENTS))]
+    if dice.random() < 0.5:  # most events are like one before them, as the scanner expects
+        tree *= 2
     kind = dice.randrange(8)
     text = "[]"
     with suppress(RecursionError):  # changes may nest deeper than Python copies or writes

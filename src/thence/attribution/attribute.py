@@ -39,8 +39,11 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
     """
     installed = packages_shown(_files(tables))
     own_code = OwnCode.of(own, installed)
-    tables, counting = with_counting_ranges(tables, host_rows(tables, launch_rows(tables), own_code))
-    of_launch = launch_places(tables, own_code)
+    host = host_rows(tables, launch_rows(tables), own_code)
+    tables, counting = with_counting_ranges(tables, host)
+    if tables is not host.tables:
+        host = host_rows(tables, launch_rows(tables), own_code)
+    of_launch = launch_places(host)
     shares = None
     if tables.programs.is_empty():
         places = of_launch.with_columns(_nothing_from_hlo(tables.gpu.height))
@@ -73,7 +76,8 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
         "inspector_records": (),
         "meta": dataclasses.replace(tables.meta, notes=(*tables.meta.notes, *notes)),
     }
-    host = host_rows(tables, row_numbers(of_launch["launch"]), own_code)
+    if tables is not host.tables:
+        host = host_rows(tables, row_numbers(of_launch["launch"]), own_code)
     steps, *of_steps = find_steps(tables, host, counting)
     places = places.with_columns(*of_steps, pl.lit(None, RULE).alias("separate"), label_rule=_label_rule(places))
     columns["steps"] = steps

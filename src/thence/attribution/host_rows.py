@@ -107,7 +107,7 @@ class HostRows:
         if categories not in self._masks:
             chosen = np.array([category in categories for category in HOST_CATEGORIES], np.bool_)
             chosen &= self._recorded
-            self._masks[categories] = chosen[self.category] if chosen.any() else self._none
+            self._masks[categories] = chosen.take(self.category) if chosen.any() else self._none
         return self._masks[categories]
 
     @cached_property
@@ -164,7 +164,7 @@ class HostRows:
         wanted = np.zeros(int(codes.max(initial=0)) + 1, np.bool_)
         numbers = names.to_physical().to_numpy().astype(np.int64) + 1
         wanted[numbers[numbers < len(wanted)]] = True
-        return wanted[codes]
+        return wanted.take(codes)
 
     @cached_property
     def _used(self) -> pl.DataFrame:

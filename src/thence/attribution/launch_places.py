@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from thence.attribution.host_rows import HostRows, gathered, host_rows, launch_rows, row_numbers, values_at
+from thence.attribution.host_rows import HostRows, gathered, host_rows, row_numbers, values_at
 from thence.attribution.launch_phases import launch_phases, launch_serving
 from thence.attribution.paths import SEPARATOR, PathTree, path_names, path_tree
 from thence.attribution.serving import server_passes
@@ -57,25 +57,26 @@ _DOTTED = "module"
 """The kind whose names may be whole dotted paths, which replace the names around them (`PathTree`)."""
 
 
-def launch_places(tables: Tables, own: OwnCode) -> pl.DataFrame:
-    """The places of every row of ``tables.gpu``, in its order.
+def launch_places(host: HostRows) -> pl.DataFrame:
+    """The places of every row of ``gpu``, in its order.
+
+    Args:
+        host: the host table with the launches of the activities.
 
     Returns:
         columns ``launch`` (host row of the API call, or of the op where the call was not recorded)
         and, for each kind of `LAUNCH`, the place (Categorical) and its rule (`RULE`); position of the
         source; lane, metadata and detail (Categorical).
     """
-    launch = launch_rows(tables)
-    host = host_rows(tables, launch, own)
-    columns: dict[str, Any] = {"launch": pl.Series(launch).cast(pl.UInt32, strict=False).cast(pl.Int32)}
+    columns: dict[str, Any] = {"launch": pl.Series(host.launch).cast(pl.UInt32, strict=False).cast(pl.Int32)}
     for kind in LAUNCH:
         if kind.name == "step":
             continue
         columns |= _SPECIAL.get(kind.name, _enclosing_ranges)(host, kind)
     columns |= _mark_lane_and_metadata(host)
     columns |= _without_launching_operator(host, columns)
-    if tables.graph_places.height:
-        columns |= _with_graph_labels(tables, columns, own)
+    if host.tables.graph_places.height:
+        columns |= _with_graph_labels(host.tables, columns, host.own)
     return pl.DataFrame(columns)
 
 

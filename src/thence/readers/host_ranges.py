@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from thence.model.arrays import Int64
+    from thence.model.arrays import Array, Int64
 
     Column = npt.NDArray[np.generic]
 
@@ -141,10 +141,10 @@ def host_order(track: Column, category: Column, start: Int64, duration: Int64) -
     return in_order(track, start, ties)
 
 
-def _lengths(category: Column, duration: Int64) -> Int64:
+def _lengths(category: Array, duration: Int64) -> Int64:
     """Length of each row for nesting, in ns: at least 1, and 1 for API calls."""
     lengths = np.maximum(duration, 1)
-    lengths[IS_API_CALL[category]] = 1
+    lengths[IS_API_CALL.take(category)] = 1
     return lengths
 
 

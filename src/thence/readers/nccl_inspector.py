@@ -86,7 +86,9 @@ def with_records_beside(tables: Tables, files: NumberedFiles, expansion: Expansi
     The files are found by name. A file that cannot be read becomes a warning.
     """
     inputs = [Path(n) for n in tables.meta.inputs if n != STANDARD_INPUT and Path(n).is_file()]
-    processes = np.unique(tables.host["process"].to_numpy()).tolist()
+    process = tables.host["process"].to_numpy()
+    begins = np.diff(process, prepend=process[:1] - 1) != 0  # rows of a process follow each other
+    processes = np.unique(process[begins]).tolist()
     folders = dict.fromkeys(path.parent for path in inputs)
     records, warnings = [], []
     for path in (path for folder in folders for path in files.of(folder, _PROCESS, processes)):

@@ -149,6 +149,39 @@ def test_valid_pieces_are_scanned(piece: bytes) -> None:
 
 
 @pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b'"cat":', b'"cat" :'),
+        (b'"cat":', b'"cat": '),
+        (b',"cat"', b'"cat"'),
+        (b',"cat"', b',,"cat"'),
+        (b',"cat":', b',"cat"'),
+        (b',"cat":', b',"cats":'),
+        (b',"cat":', b',"ca\\u0074":'),
+        (b'{"ph"', b'{,"ph"'),
+        (b'{"ph"', b'"ph"'),
+        (b'{"ph"', b'{{"ph"'),
+        (b'"k"', b'"k'),
+        (b'"k"', b'"kk"'),
+        (b'"k"', b'"k"k'),
+        (b'"tid":7', b'"tid":77'),
+        (b'"tid":7', b'"tid":7.5'),
+        (b'"stream":7', b'"stream":'),
+        (b'"stream":7}}', b'"stream":7,"ph":"X"}}'),
+        (b'"stream":7}}', b'"stream":7,}}'),
+        (b'"stream":7}}', b'"stream":7'),
+        (b',"args":', b',"ts":1,"args":'),
+    ],
+)
+def test_an_event_nearly_like_those_before_it_gives_the_same_columns(before: bytes, after: bytes) -> None:
+    """The scanner expects of an event what it read of the last one of its kind, and must see each difference."""
+    for number in (0, 1, 2):
+        events = [EVENT] * 3
+        events[number] = EVENT.replace(before, after)
+        assert_same_columns(b"[" + b",".join(events) + b"]")
+
+
+@pytest.mark.parametrize(
     "piece",
     [
         b"",

@@ -559,7 +559,7 @@ def sampled_idle(trace: Attributed, most_ranges: int) -> _Causes | None:
         some = windows.slice(first, count).sort("rank", "device", "start")
         begin, end = around(every, some)
         host_end = pl.col("start") + pl.col("duration")
-        ranges = trace.around.host.filter(pl.col("start") < end, host_end > begin).height
+        ranges = trace.around.host.select(((pl.col("start") < end) & (host_end > begin)).sum()).item()
         if ranges <= most_ranges:
             part = in_time(trace.around, begin, end)
             return _of_windows(idle_causes(part, some), some)
@@ -680,7 +680,8 @@ def _moments(trace: Attributed) -> pl.DataFrame:
     end = (pl.col("start") + pl.col("duration")).max()
     moments = (pl.col("start").min().alias("begun"), end.alias("ended"))
     launching = trace.host[trace.places["launch"].drop_nulls().unique()].select("rank", "process").unique()
-    of_program = trace.host.filter(pl.col("category") != "overhead").group_by("rank", "process").agg(moments)
+    own = trace.host.lazy().filter(pl.col("category") != "overhead")
+    of_program = own.group_by("rank", "process").agg(moments).collect()
     others = of_program.join(launching, on="rank", how="semi").join(launching, on=["rank", "process"], how="anti")
     of_program = of_program.join(others, on=["rank", "process"], how="anti").drop("process")
     both = pl.concat([trace.gpu.group_by("rank").agg(moments), of_program])

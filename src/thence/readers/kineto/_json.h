@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { MOST_NESTED = 64, WORD = 8, HALF_WORD = 4 };
+enum { MOST_NESTED = 64, WORD = 8, HALF_WORD = 4, SAFE_DIGITS = 19 };
 
 typedef uint8_t Bytes16 __attribute__((vector_size(16)));
 typedef uint64_t Words2 __attribute__((vector_size(16)));
@@ -27,9 +27,16 @@ static inline const uint8_t *after_blanks(const uint8_t *at, const uint8_t *end)
 
 /* Whether two texts of a length are the same; most are short, for which calling memcmp takes longest. */
 static inline int same_bytes(const uint8_t *one, const uint8_t *other, size_t size) {
-    if (size > sizeof(Bytes16)) return !memcmp(one, other, size);
+    if (size > 2 * sizeof(Words2)) return !memcmp(one, other, size);
+    if (size >= sizeof(Words2)) { /* the first bytes and the last ones, which may overlap */
+        Words2 a, b, c, d;
+        memcpy(&a, one, sizeof a), memcpy(&b, other, sizeof b);
+        memcpy(&c, one + size - sizeof c, sizeof c), memcpy(&d, other + size - sizeof d, sizeof d);
+        a = (a ^ b) | (c ^ d);
+        return !(a[0] | a[1]);
+    }
     uint64_t a = 0, b = 0, c = 0, d = 0;
-    if (size >= WORD) { /* the first word and the last one, which may overlap */
+    if (size >= WORD) {
         memcpy(&a, one, WORD), memcpy(&b, other, WORD);
         memcpy(&c, one + size - WORD, WORD), memcpy(&d, other + size - WORD, WORD);
     } else if (size >= HALF_WORD) {
@@ -160,9 +167,10 @@ static const uint8_t *after_value(const uint8_t *at, const uint8_t *end, Seen *s
 }
 
 /* Digits without a needless zero in front, as an integer; they must not be followed by a fraction or an exponent. */
-static const uint8_t *unsigned_integer(const uint8_t *at, const uint8_t *end, uint64_t *value) {
-    const uint8_t *first = at;
+static inline const uint8_t *unsigned_integer(const uint8_t *at, const uint8_t *end, uint64_t *value) {
+    const uint8_t *first = at, *safe = end - at > SAFE_DIGITS ? at + SAFE_DIGITS : end;
     uint64_t sum = 0;
+    for (; is_digit(at, safe); at++) sum = sum * 10 + (*at - '0');
     for (; is_digit(at, end); at++)
         if (__builtin_mul_overflow(sum, 10, &sum) || __builtin_add_overflow(sum, *at - '0', &sum)) return NULL;
     if (at == first || (*first == '0' && at - first > 1)) return NULL;
@@ -170,7 +178,7 @@ static const uint8_t *unsigned_integer(const uint8_t *at, const uint8_t *end, ui
     return at < end && (*at == '.' || (*at | 0x20) == 'e') ? NULL : at;
 }
 
-static const uint8_t *signed_integer(const uint8_t *at, const uint8_t *end, int64_t *value) {
+static inline const uint8_t *signed_integer(const uint8_t *at, const uint8_t *end, int64_t *value) {
     int negative = at < end && *at == '-';
     uint64_t sum;
     at = unsigned_integer(at + negative, end, &sum);

@@ -12,8 +12,8 @@
 #include "_json.h"
 
 enum { INTEGER, UNSIGNED, TIME, TRIPLE, TEXT, CHECKED_INTEGER, CHECKED_STRING, ANYTHING, ARGUMENTS, KINDS };
-enum { MAX_FIELDS = 128, KEY_SLOTS = 512, MAX_COMBINATIONS = 4, MAX_COMBINED = 4, ROWS = 1024, MOST_PROBES = 64 };
-enum { GUESSES = 4096 };
+enum { MAX_FIELDS = 128, KEY_SLOTS = 512, MAX_COMBINATIONS = 4, MAX_COMBINED = 4, EVENT_BYTES = 256, MOST_PROBES = 64 };
+enum { GUESSES = 4096, TEXTS_OF_KIND = 2 };
 enum { MEMORY_FACTOR = 6, MEMORY_FREE = 1 << 20, FIRST_ENTRIES = 1024 };
 
 /* Bytes in a column of each kind; 0 for kinds without a column. */
@@ -52,6 +52,14 @@ typedef struct {
     uint32_t offset, length;
 } Extent;
 
+/* What was between two values: a comma, a key, a colon and blanks; before the first value, a bracket instead of the comma.
+ */
+typedef struct {
+    uint32_t offset;
+    uint16_t length; /* 0 for none */
+    uint8_t field;   /* number of the field of this key + 1; 0 for a key that is not read */
+} Between;
+
 typedef struct {
     const Scanner *scanner;
     const uint8_t *begin, *end;
@@ -59,9 +67,12 @@ typedef struct {
     Seen seen;
     Column extents, column[MAX_FIELDS], combination[MAX_COMBINATIONS];
     Table texts, combinations[MAX_COMBINATIONS];
-    uint64_t context;          /* of the texts of the current event, without its arguments */
+    uint64_t context; /* of the texts of the current event, without its arguments */
+    uint64_t kind;    /* the same of its first texts alone: phase and category, on which the further keys depend most */
+    int texts_of_event;
+    uint32_t last[MAX_FIELDS]; /* the number of each column's last text */
     uint32_t guesses[GUESSES]; /* number of a text + 1: the last one of the same field in the same context */
-    uint8_t next[2][MAX_FIELDS + 1]; /* number of a field + 1 that last followed a field; of 0 the first one */
+    Between between[2][GUESSES]; /* of events and of arguments: the last one after the same key in the same context */
     int no_memory;
 } Scan;
 
@@ -177,11 +188,12 @@ static inline int ends_value(const uint8_t *at, const uint8_t *end) {
     return at < end && (*at == ',' || *at == '}' || *at == ']' || *at <= ' ');
 }
 
-/* The number of the value that begins here, and the address after it. Operators mostly have the same inputs as the last
- * time, so the text that was the value of this field in the same context is tried first. It is valid JSON, and no
+/* The number of the value that begins here, and the address after it. The text that was the value of this field in the
+ * same context, after the same last text of this field, is tried first. It is valid JSON, and no
  * longer value begins with it: a string or an array ends with its last byte, and any other value is delimited. */
 static inline const uint8_t *text_value(Scan *scan, int column, const uint8_t *at, int32_t *number) {
-    uint64_t context = (scan->context + (uint64_t)column) * 0x9E3779B97F4A7C15u;
+    uint64_t context = scan->context + (uint64_t)column + (uint64_t)scan->last[column] * MAX_FIELDS;
+    context *= 0x9E3779B97F4A7C15u;
     uint32_t *guess = &scan->guesses[context >> 32 & (GUESSES - 1)];
     Extent extent;
     if (*guess) {
@@ -204,7 +216,7 @@ static inline const uint8_t *text_value(Scan *scan, int column, const uint8_t *a
 
 static int column_reserve(Scan *scan, Column *column, size_t rows, size_t width) {
     if (rows <= column->room) return 1;
-    size_t room = rows + rows / 2 + ROWS;
+    size_t room = rows + rows / 2 + (size_t)(scan->end - scan->begin) / EVENT_BYTES;
     void *data = enlarged(scan, column->data, column->room * width, room * width);
     if (!data) return 0;
     column->data = data;
@@ -287,6 +299,11 @@ static const uint8_t *triple(const uint8_t *at, const uint8_t *end, uint8_t *pla
     return at + 1;
 }
 
+static inline void note_context(Scan *scan, int32_t number) {
+    scan->context = (scan->context ^ (uint64_t)(number + 1)) * 0xD6E8FEB86659FD93u;
+    if (++scan->texts_of_event <= TEXTS_OF_KIND) scan->kind = scan->context;
+}
+
 /* The value of a field into its column. */
 static inline const uint8_t *field_value(Scan *scan, int level, const Field *field, const uint8_t *at) {
     const uint8_t *end = scan->end;
@@ -312,7 +329,8 @@ static inline const uint8_t *field_value(Scan *scan, int level, const Field *fie
     case TEXT:
         if (!(at = text_value(scan, field->column, at, &number))) return NULL;
         memcpy(place, &number, sizeof number);
-        if (!level) scan->context = (scan->context ^ (uint64_t)(number + 1)) * 0xD6E8FEB86659FD93u;
+        scan->last[field->column] = (uint32_t)number;
+        if (!level) note_context(scan, number);
         return at;
     case CHECKED_INTEGER: return signed_integer(at, end, &value);
     case CHECKED_STRING: return *at == '"' ? after_string(at, end, &scan->seen) : NULL;
@@ -320,47 +338,61 @@ static inline const uint8_t *field_value(Scan *scan, int level, const Field *fie
     }
 }
 
+/* What is between a value, or the opening bracket of an object, and the value of the next key; the address of that value.
+ * `after` says after what. Events are mostly written alike, so the text that followed the last time in the same context
+ * is tried first. NULL at the end of the object, too. */
+static inline const uint8_t *next_key(Scan *scan, int level, size_t after, const uint8_t *at, const Field **field,
+                                      size_t *key) {
+    const uint8_t *end = scan->end, *first = at;
+    uint64_t context = (scan->kind + after) * 0x9E3779B97F4A7C15u;
+    Between *between = &scan->between[level][context >> 32 & (GUESSES - 1)];
+    if (between->length && between->length < (size_t)(end - at) &&
+        same_bytes(at, scan->begin + between->offset, between->length)) {
+        at += between->length;
+    } else {
+        at = after_blanks(at, end);
+        if (at == end || *at != (after ? ',' : '{')) return NULL;
+        at = after_blanks(at + 1, end);
+        if (at == end || *at != '"') return NULL;
+        const uint8_t *name = at + 1;
+        scan->seen.escaped = 0;
+        if (!(at = after_string(at, end, &scan->seen)) || scan->seen.escaped) return NULL;
+        const Field *found = field_of(scan->scanner, level, name, (size_t)(at - 1 - name));
+        if (!(at = after_colon(at, end)) || at == end) return NULL;
+        *between = (Between){(uint32_t)(first - scan->begin), 0, 0};
+        if (at - first <= UINT16_MAX) between->length = (uint16_t)(at - first);
+        if (found) between->field = (uint8_t)(found - scan->scanner->field + 1);
+    }
+    *field = between->field ? &scan->scanner->field[between->field - 1] : NULL;
+    *key = between->field ? between->field : MAX_FIELDS + between->length;
+    at = after_blanks(at, end);
+    return at == end ? NULL : at;
+}
+
 /* The members of an object, from its opening bracket: of an event (level 0), or of its arguments (level 1). */
 static inline const uint8_t *members(Scan *scan, const uint8_t *at, int level,
                                      const uint8_t *(*arguments)(Scan *, const uint8_t *)) {
-    const uint8_t *end = scan->end;
-    uint8_t *next = &scan->next[level][0];
+    const uint8_t *end = scan->end, *value;
+    const Field *field;
+    size_t key = 0;
     int had_arguments = 0;
-    at = after_blanks(at + 1, end);
-    if (at < end && *at == '}') return at + 1;
-    for (;;) {
-        if (at == end || *at != '"') return NULL;
-        const uint8_t *key = at + 1;
-        const Field *field = *next ? &scan->scanner->field[*next - 1] : NULL;
-        size_t likely = field ? field->length : 0;
-        if (field && (ptrdiff_t)likely < end - key && key[likely] == '"' && same_bytes(key, field->key, likely))
-            at = key + likely + 1;
-        else {
-            scan->seen.escaped = 0;
-            if (!(at = after_string(at, end, &scan->seen)) || scan->seen.escaped) return NULL;
-            field = field_of(scan->scanner, level, key, (size_t)(at - 1 - key));
-            if (field) *next = (uint8_t)(field - scan->scanner->field + 1);
-        }
-        if (field) next = &scan->next[level][field - scan->scanner->field + 1];
-        if (!(at = after_colon(at, end)) || at == end) return NULL;
-        if (!field) at = after_value(at, end, &scan->seen);
-        else if (field->kind != ARGUMENTS) at = field_value(scan, level, field, at);
-        else if (*at != '{' || had_arguments++ || !arguments) return NULL;
-        else at = arguments(scan, at);
+    while ((value = next_key(scan, level, key, at, &field, &key))) {
+        if (!field) at = after_value(value, end, &scan->seen);
+        else if (field->kind != ARGUMENTS) at = field_value(scan, level, field, value);
+        else if (*value != '{' || had_arguments++ || !arguments) return NULL;
+        else at = arguments(scan, value);
         if (!at) return NULL;
-        at = after_blanks(at, end);
-        if (at == end) return NULL;
-        if (*at == '}') return at + 1;
-        if (*at != ',') return NULL;
-        at = after_blanks(at + 1, end);
     }
+    at = after_blanks(key ? at : at + 1, end);
+    return at < end && *at == '}' ? at + 1 : NULL;
 }
 
 static const uint8_t *arguments_of_event(Scan *scan, const uint8_t *at) { return members(scan, at, 1, NULL); }
 
 /* An event, from its opening bracket. */
 static const uint8_t *event(Scan *scan, const uint8_t *at) {
-    scan->context = 0;
+    scan->context = scan->kind = 0;
+    scan->texts_of_event = 0;
     const uint8_t *after = at < scan->end && *at == '{' ? members(scan, at, 0, arguments_of_event) : NULL;
     if (!after) return NULL;
     Extent extent = {(uint32_t)(at - scan->begin), (uint32_t)(after - at)};

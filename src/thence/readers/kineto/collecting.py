@@ -64,11 +64,11 @@ def _renumbered(piece: Arrays, names: dict[str, int], lanes: dict[Any, int], sai
     columns = {key: values for key, values in piece.items() if "." in key}
     for key, values in columns.items():
         if key.endswith(".lane") and isinstance(values, np.ndarray):
-            columns[key] = lane[values]
+            columns[key] = lane.take(values)
         elif key in ("gpu.name", "host.name", "host.kernel", "host.metadata", "host.inputs"):
-            columns[key] = name[values]
+            columns[key] = name.take(values)
         elif key == "gpu.annotation":
-            columns[key] = annotation[values]
+            columns[key] = annotation.take(values)
     return columns
 
 

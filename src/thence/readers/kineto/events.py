@@ -168,7 +168,7 @@ def _coded(number: Array, values: Iterable[Any], code: Callable[[Any], int]) -> 
         code: gives the code of a value.
     """
     codes: Array = np.fromiter(map(code, values), np.int32)
-    return codes[number]
+    return codes.take(number)  # faster than an index of int32
 
 
 def _source_facts(args: Any) -> str | None:
@@ -317,7 +317,7 @@ def _columns(rows: Rows, damaged: int, *, annotated: bool) -> Columns:
         annotated: as in `decode`.
     """
     category, categories = rows.coded("cat")
-    numbers = np.array([_CATEGORY_NUMBERS.get(name, _OTHER) for name in categories], np.uint8)[category]
+    numbers = np.array([_CATEGORY_NUMBERS.get(name, _OTHER) for name in categories], np.uint8).take(category)
     gpu = _Complete.of(rows, np.flatnonzero(numbers < _FIRST_HOST), numbers)
     host = _Complete.of(rows, np.flatnonzero((numbers >= _FIRST_HOST) & (numbers < _FLOW)), numbers)
     others = rows.chosen(np.flatnonzero(numbers == _OTHER))

@@ -24,7 +24,7 @@ if sys.platform == "linux":
 if TYPE_CHECKING:
     from io import BufferedReader, BufferedWriter
 
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 8 << 20
 """Bytes of JSON decoded at a time: enough to amortise the cost of a call, and small enough for the CPU's caches."""
 BYTES_BEFORE_PROCESSES = 48 << 20
 """Bytes of JSON decoded in this process before others are started: for less, starting them costs more than it saves."""

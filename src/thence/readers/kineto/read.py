@@ -204,16 +204,16 @@ def _categories(host: Arrays, names: list[str]) -> Array:
     """Index in HOST_CATEGORIES of each host row, by its recorded category and, for some categories, its name."""
     recorded, name = host["category"], host["name"]
     numbers: Array = np.array([HOST_CATEGORIES.index(c) for c in RECORDED_CATEGORIES], np.uint8)
-    result: Array = numbers[recorded]
+    result: Array = numbers.take(recorded)
     for category in ("range", "python"):
         rows = recorded == RECORDED_CATEGORIES.index(category)
         used = _distinct(name[rows], len(names))
         finer = np.zeros(len(names), np.uint8)
         finer[used] = [HOST_CATEGORIES.index(category_of(category, names[i])) for i in used]
-        result[rows] = finer[name[rows]]
+        result[rows] = finer.take(name[rows])
     labels = _labels_among_ops(host, names)
     if labels.any():
-        rows = (recorded == RECORDED_CATEGORIES.index("op")) & labels[name]
+        rows = (recorded == RECORDED_CATEGORIES.index("op")) & labels.take(name)
         result[rows] = HOST_CATEGORIES.index("range")
     return result
 
@@ -240,7 +240,7 @@ def _labels_among_ops(host: Arrays, names: list[str]) -> Array:
 
 def _launches(host: Arrays, gpu: Arrays, lanes: list[tuple[Any, Any]]) -> Arrays:
     """Lane and correlation of the API calls that launched device work; empty if one process made all API calls."""
-    calls: Array = IS_API_CALL[host["category"]]
+    calls: Array = IS_API_CALL.take(host["category"])
     lane = host["lane"][calls]
     if len({lanes[number][0] for number in _distinct(lane, len(lanes)).tolist()}) < 2:
         return {"lane": lane[:0], "correlation": host["correlation"][:0]}

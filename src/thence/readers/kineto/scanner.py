@@ -272,4 +272,4 @@ def _in_order(codes: Array) -> tuple[Array, Array]:
     ordered = used[np.argsort(first[used])]
     number = np.empty(len(first), np.int32)
     number[ordered] = np.arange(len(ordered))
-    return number[codes + 1], ordered - 1
+    return number.take(codes + 1), ordered - 1

@@ -396,9 +396,9 @@ def host_frame(host: Arrays, order: Array, lanes: Lanes, names: pl.Series, flows
     del host["forward_thread"], host["lane"]
     shown = pl.Series([shown_name(name) for name in names], dtype=pl.String)
     columns = {
-        "rank": rank[lane],
-        "process": lanes.process[lane],
-        "thread": lanes.thread[lane],
+        "rank": rank.take(lane),
+        "process": lanes.process.take(lane),
+        "thread": lanes.thread.take(lane),
         "category": _chosen(HOST_CATEGORIES, host.pop("category")),
         "name": _gathered(shown.cast(pl.Categorical()), host.pop("name")),
         **{key: _texts(names, host.pop(key)) for key in _RARE_COLUMNS},
