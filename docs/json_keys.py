@@ -524,6 +524,8 @@ BY_VERB: dict[str, dict[str, str]] = {
         "counters.totals[].idle_share": "idle / total",
         "counters.energy": "one object for each device whose energy NVML tells",
         "counters.energy[].joules": "J that the device used while it was recorded",
+        "counters.energy[].steps": "whole steps in that time",
+        "counters.energy[].joules_per_step": "J; null where steps are short against the readings, or lie apart",
         "counters.energy[].total_ns": "ns in which it was read",
         "counters.left_out": "counters that could not be sampled",
         "counters.left_out[].counter": "its name",

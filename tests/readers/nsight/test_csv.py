@@ -11,6 +11,7 @@ from polars.testing import assert_frame_equal
 
 import thence
 from nsight_data import export, report, report_frame, unpacked
+from thence.analysis.activity_rooflines import BOUND_SUMS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +32,7 @@ def rows(trace: thence.Trace) -> pl.DataFrame:
     return trace.tables.gpu.select(COLUMNS).with_columns(text).sort(COLUMNS[:7])
 
 
-OF_BYTES = ("bytes", "modelled_ns", "headroom_ns")
+OF_BYTES = ("bytes", "bytes_ns", "gbps", "modelled_ns", "headroom_ns", "peak_share", "bound", *BOUND_SUMS)
 
 
 def opened(folder: Path, text: str) -> thence.Trace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -59,12 +60,35 @@ def test_the_roofline_says_what_was_counted_and_what_was_not(tmp_path: Path) -> 
     assert counters["interval_ns"] == 10_000
     assert counters["left_out"] == [{"counter": "nvlink_receive_bytes", "text": "this device has no NVLink"}]
     assert [(w["device"], w["samples"]) for w in counters["windows"]] == [(1, 2)]
-    assert counters["energy"] == [{"rank": 3, "device": 1, "joules": 12.25, "total_ns": 250_001_000}]
+    (energy,) = counters["energy"]
+    assert energy == {
+        "rank": 3, "device": 1, "joules": 12.25, "total_ns": 250_001_000, "steps": 0, "joules_per_step": None
+    }  # fmt: skip
     text = run_thence("roofline", folder, "--by", "kernel").stdout.decode()
     assert "counted by the hardware during 16" in text
     assert "49.0 W" not in text
     assert "used 12.2 J in 250" in text
     assert "this device has no NVLink" in text
+
+
+def test_a_step_has_its_energy_where_steps_follow_each_other(tmp_path: Path) -> None:
+    second = 1_000_000_000
+    energy = [
+        {"device": 1, "start": BEGAN, "end": BEGAN + 10 * second, "energy_joules": 1_000.0},
+        {"device": 1, "start": BEGAN + 10 * second, "end": BEGAN + 20 * second, "energy_joules": 3_000.0},
+    ]
+    tables = {"names": [NAMES], "kernels": [[kernel(device=1, start=BEGAN, end=BEGAN + 20 * second)]]}
+    recorded = thence.open(written(tmp_path / "a", tables | {"counters": [energy]}, devices=DEVICES)).recorded
+    for duration, joules in ((second, 200), (second // 2, None)):  # from 5 s to 15 s: half of each reading
+        steps = {
+            "rank": [3] * 11, "number": range(11), "start": [(4 + n) * second for n in range(11)],
+            "duration": [duration] * 11, "recorded": [True] * 11, "counted": [True] * 11,
+        }  # fmt: skip
+        steps["start"][0] = -second  # not in the time in which energy was read
+        times = recorded.step_times.clear().vstack(pl.DataFrame(steps).cast(recorded.step_times.schema))
+        found = thence.Trace(replace(recorded, step_times=times)).roofline("kernel").counters
+        assert found is not None
+        assert found.energy.select("steps", "joules_per_step").row(0) == (10, joules)
 
 
 def test_why_there_are_none_is_said(tmp_path: Path) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 
 from thence.analysis.counters.devices import CLOCKS, sampled_devices
 from thence.analysis.counters.measured import FIGURES
 from thence.model.counter_names import BY_NAME, ENERGY
 from thence.model.peaks import tensor_flop_in_cycle
-from thence.model.thresholds import COUNTER_ERROR_SHARE
+from thence.model.thresholds import COUNTER_ENERGY_EDGE_NS, COUNTER_ERROR_SHARE
 from thence.units import format_ns, format_share, several
 
 if TYPE_CHECKING:
@@ -34,7 +35,10 @@ WINDOWS = {
     "rank": pl.Int32(), "device": pl.Int32(), "start_ns": pl.Int64(), "end_ns": pl.Int64(), "samples": pl.Int64(),
 }  # fmt: skip
 """Columns of `Counters.windows`."""
-ENERGIES = {"rank": pl.Int32(), "device": pl.Int32(), "joules": pl.Float64(), "total_ns": pl.Int64()}
+ENERGIES = {
+    "rank": pl.Int32(), "device": pl.Int32(), "joules": pl.Float64(), "total_ns": pl.Int64(), "steps": pl.Int64(),
+    "joules_per_step": pl.Float64(),
+}  # fmt: skip
 """Columns of `Counters.energy`."""
 _RATES = {
     "flop": ("tensor TFLOP/s", 1e3), "dram_read_bytes": ("read GB/s", 1.0), "dram_write_bytes": ("written GB/s", 1.0),
@@ -45,6 +49,8 @@ _RATES = {
 _SHOWN = {"padding": ("padding", ".3f"), "sm_active_share": ("SMs active", ".1%"), "warps_per_sm": ("warps", ".1f"),
           "watts": ("watts", ",.0f")}  # fmt: skip
 _MOST_LEFT_OUT = 4
+_MAX_APART = 0.05
+"""Share of the time from the first step to the last one that may be in no step, where energy is that of steps."""
 _PADDED = 1.02
 """Executed over asked for, from which a page of findings names the place."""
 
@@ -57,7 +63,9 @@ class Counters:
         windows: times in which counters were sampled without a gap.
         totals: of each device and counter: its sum, and how much of it was counted in samples in which nothing ran
             (null for clocks, which run always).
-        energy: of each device with readings of its energy: rank, device, joules and total_ns.
+        energy: of each device with readings of its energy: rank, device, joules, total_ns, the number of whole steps in
+            that time, and joules_per_step: energy from the first of them to the last, by their number. Null where steps
+            are not long against the time between readings, or other work lies between them.
         left_out: counter and text: which counters could not be sampled, and why.
         trouble: sentences about what was asked for and is missing.
         interval_ns: length of the samples; None if unknown.
@@ -96,9 +104,11 @@ class Counters:
             more = len(self.left_out) - _MOST_LEFT_OUT
             yield f"hardware counters that were not sampled: {names}" + (f" and {more} more" if more > 0 else "")
         for row in self.energy.iter_rows(named=True):
+            per_step = row["joules_per_step"]
             yield (
                 f"rank {row['rank']} GPU {row['device']} used {row['joules']:,.1f} J in {format_ns(row['total_ns'])}, "
                 f"{1e9 * row['joules'] / row['total_ns']:,.0f} W on average"
+                + ("" if per_step is None else f"; {per_step:,.4g} J a step ({several(row['steps'], 'step')})")
             )
         if self.windows.is_empty():
             return
@@ -150,7 +160,13 @@ def counters_of(trace: Attributed) -> Counters | None:
     with_energy = [found for found in devices if ENERGY in found.amounts]
     sampled = [found for found in devices if ENERGY not in found.amounts]
     energies = [
-        (found.rank, found.device, float(found.amounts[ENERGY].sum()), int((found.end - found.start).sum()))
+        (
+            found.rank,
+            found.device,
+            float(found.amounts[ENERGY].sum()),
+            int((found.end - found.start).sum()),
+            *_energy_of_steps(whole, found),
+        )
         for found in with_energy
     ]
     windows = [pl.DataFrame(schema=WINDOWS), *(found.windows().cast(WINDOWS) for found in sampled)]  # type: ignore[arg-type]
@@ -166,6 +182,27 @@ def counters_of(trace: Attributed) -> Counters | None:
         intervals.pop() if len(intervals) == 1 else None,
         in_cycle.pop() if len(in_cycle) == 1 else None,
     )
+
+
+def _energy_of_steps(trace: Attributed, found: Sampled) -> tuple[int, float | None]:
+    """How many whole steps ran while energy was read, and the joules of one, as `Counters.energy` has them."""
+    times = trace.step_times
+    if times.is_empty():
+        times = trace.steps.filter(pl.col("device").is_null() | (pl.col("device") == found.device))
+    steps = times.select("start", "duration", end=pl.col("start") + pl.col("duration")).filter(
+        times["rank"] == found.rank, pl.col("start") >= int(found.start[0]), pl.col("end") <= int(found.end[-1])
+    )
+    if steps.is_empty():
+        return 0, None
+    begin, end = int(steps["start"].min()), int(steps["end"].max())  # type: ignore[arg-type]
+    readings = np.stack([found.start, found.end], axis=1).ravel()
+    used = np.cumsum(np.stack([np.zeros(len(found.start)), found.amounts[ENERGY]], axis=1).ravel())
+    joules = float(np.interp(end, readings, used) - np.interp(begin, readings, used))
+    apart = end - begin - int(steps["duration"].sum()) > _MAX_APART * (end - begin)
+    late = float((found.amounts[ENERGY] / (found.end - found.start)).max()) * COUNTER_ENERGY_EDGE_NS
+    if apart or 2 * late > COUNTER_ERROR_SHARE * joules:
+        return steps.height, None
+    return steps.height, joules / steps.height
 
 
 def _totals(found: Sampled) -> Iterator[tuple[Any, ...]]:
