@@ -440,6 +440,7 @@ BY_VERB: dict[str, dict[str, str]] = {
         "programs[].parallel_ns": "ns of it with workers busy",
     },
     "roofline": {
+        "selection": "which part of the trace this is, in words; empty for the whole",
         "peaks": "what each device can do at most, one object for each data type",
         "peaks[].name": "the device's name",
         "peaks[].dtype": "data type",

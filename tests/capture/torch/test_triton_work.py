@@ -81,5 +81,6 @@ def test_triton_without_chains_of_hooks_is_refused(monkeypatch: pytest.MonkeyPat
     if runtime is not None:
         triton.knobs = SimpleNamespace(runtime=runtime)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "triton", triton)
+    monkeypatch.setitem(sys.modules, "triton.knobs", None)  # a Triton that is installed
     with pytest.raises(thence.MissingRequirement, match=r"needs Triton 3\.5"), triton_work():
         pass
