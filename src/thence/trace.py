@@ -536,19 +536,11 @@ class Trace:
         """
         return duration_spread.duration_spread(self.tables, _choice(warmup.WarmUp, warm_up))
 
-    def page(self) -> Page:
+    def page(self, known: Mapping[str, Any] | None = None) -> Page:
         """The results of all analyses, as ``thence report -o report.html`` shows them.
 
-        Raises:
-            MissingData: the trace holds no device activity.
-        """
-        return self.page_with({})
-
-    def page_with(self, known: Mapping[str, Any]) -> Page:
-        """As `page`, with some of its fields given, which are not computed.
-
         Args:
-            known: fields of the page by name.
+            known: fields of the page by name that are not computed, because the caller has them.
 
         Raises:
             MissingData: the trace holds no device activity.
@@ -581,7 +573,8 @@ class Trace:
             "memory_over_time": lambda: result_or_reason(self.memory_over_time),
             "default_kind": lambda: shown.default_kind,
         }
-        return pages.Page(**{name: known[name] if name in known else made() for name, made in fields.items()})
+        given = known or {}
+        return pages.Page(**{name: given[name] if name in given else made() for name, made in fields.items()})
 
     def _steps_over_time(self) -> StepsOverTime:
         return step_times.steps_over_time(step_windows.selected_steps(self.tables))

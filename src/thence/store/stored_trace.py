@@ -17,7 +17,7 @@ from thence.trace import Trace
 from thence.units import several
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from thence.analysis.explain.answer import Explanation
     from thence.analysis.idle.answer import IdleTime
@@ -200,14 +200,14 @@ class StoredTrace(Trace):
             late = ResultOrReason(None)
         return headline_of_summaries(tables, self._soundness, late, times)
 
-    def page(self) -> Page:
+    def page(self, known: Mapping[str, Any] | None = None) -> Page:
         """As `Trace.page`; of many ranks, the tables of two are read, and the summaries of all."""
         from thence.analysis.ranks import timeline_rows
         from thence.model.answer import ResultOrReason, result_or_reason
 
         few = self.selection.ranks or len(self.rank_numbers) <= timeline_rows.MOST_IN_FULL
         if few or not self._ranks_only:
-            return super().page()
+            return super().page(known)
         job = self.ranks()
         slowest, middle = (rank for rank, _ in timeline_rows.opened(job))
         of_all: tuple[By, ...] = ("kernel", "rank")
@@ -215,7 +215,7 @@ class StoredTrace(Trace):
         compared = "" if slowest == middle else f", and rank {middle}, with which it is compared"
         # Of two ranks, all others would count as missing.
         unread = "collectives: their tables of all ranks are not read for this page; thence collectives reads them"
-        known = {
+        of_summaries = {
             "collectives": ResultOrReason[Any](None, unread),
             "headline": self.headline,
             "whole": self.report("kernel"),
@@ -224,7 +224,7 @@ class StoredTrace(Trace):
             "soundness": self._soundness,
             "explanation": self._explained_by_summaries(job),
         }
-        page = self.selected(Selection(ranks=tuple(sorted({slowest, middle})))).page_with(known)
+        page = self.selected(Selection(ranks=tuple(sorted({slowest, middle})))).page({**of_summaries, **(known or {})})
         return replace(
             page,
             summaries={**page.summaries, **{by: self.report(by) for by in of_all}},
