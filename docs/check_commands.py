@@ -68,7 +68,7 @@ _CODES = {
     "thence label run/ --graph graph.html": 2,  # the recording of that name has no graphs
     "thence label traces/ -o labelled.pftrace": 2,  # and no graphs
     "thence inside gemm.npz --merge trace.json.gz -o all.pftrace": 2,  # the trace is of another program
-    "thence diff --baseline main_runs/ new* --fail-on 'total>5%' --fail-on 'label:forward/attention>10%'": 1,
+    "thence diff --baseline main_runs/ new* --fail-on 'step>5%' --fail-on 'label:forward/attention>10%'": 1,
     "thence idle job.store --rank 37": 2,  # the job has four
     "thence doctor --need recording --need jax && thence record -- python train.py": 1,
 }

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from thence.analysis.diff.estimates import PARTS, estimates
 from thence.analysis.diff.sample import ALL, BUSY, COMMUNICATION, EXPOSED, IDLE, STEP
 from thence.errors import MissingData, UsageError
+from thence.model.kernel_names import clip
 from thence.model.places import COMPARED
 from thence.units import format_ns
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _BOUND = re.compile(r"(?P<what>.+?)\s*>\s*(?P<number>\d{1,12}(?:\.\d{1,9})?)\s*(?P<unit>%|ns|us|µs|ms|s)")
 _UNITS_NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 _WHOLE = {"step": STEP, "total": STEP, BUSY: BUSY, IDLE: IDLE, COMMUNICATION: COMMUNICATION}
+_NAMED = 80
+"""Most characters of a name in an error."""
 EXCEEDED, MAY_BE, WITHIN = "exceeded", "may be exceeded", "within"
 
 
@@ -165,5 +168,5 @@ def _row(means: RunMeans, bound: Bound) -> int:
             return keys.index(candidate)
     held = [n for by, n in keys if by == bound.by and not n.endswith(PARTS)]
     close = [n for n in held if name.lower() in n.lower()][:5] or held[:5]
-    there = f"; there is {', '.join(close)}" if close else ""
+    there = f"; there is {', '.join(clip(name, _NAMED) for name in close)}" if close else ""
     raise MissingData(f"--fail-on {bound.text!r}: neither side has the {bound.by} {name}{there}")

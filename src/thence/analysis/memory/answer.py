@@ -106,8 +106,10 @@ class Memory(Answer):
         what = "peak" if self.at == PEAK else "live"
         where = " of the host" if row["device"] is None else f" GPU {row['device']}"
         where += "" if row["program"] is None else f", XLA program {row['program']}"
-        when = "" if row["at_ns"] is None else f" at {format_ns(row['at_ns'])}"
-        when += "" if row["step"] is None else f" in step {row['step']}"
+        time, step = row["at_ns"], "" if row["step"] is None else f" in step {row['step']}"
+        when = step if time is None else f" at {format_ns(time)}{step}"
+        if time is not None and time < 0:
+            when = f"{step}, {format_ns(-time)} before the first device activity"
         parts = [f"rank {row['rank']}{where}: {what} {format_bytes(row['peak_bytes'])}{when}"]
         for name, said in (
             ("before_bytes", "allocated before the trace"),

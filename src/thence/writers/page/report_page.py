@@ -187,8 +187,10 @@ def _step_cards(page: Page) -> Iterator[_Card]:
         yield "Recorded step", format_ns(steps.median_ns), typical, None
     at_least, at_most = ("at least ", "at most ") if steps.idle_is == "at most" else ("", "")
     busy, idle = steps.busy_share, steps.idle_share
-    yield "Busy", at_least + format_share(busy, 1), "of a step", busy
-    yield "Idle", at_most + format_share(idle, 1), "of a step", idle
+    devices = page.whole.devices
+    of = "of a step" + (f", median of {format_count(devices)} GPUs" if devices > 1 else "")
+    yield "Busy", at_least + format_share(busy, 1), of, busy
+    yield "Idle", at_most + format_share(idle, 1), of, idle
 
 
 def _whole_cards(page: Page) -> list[_Card]:
