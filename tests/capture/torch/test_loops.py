@@ -98,15 +98,16 @@ def test_rounds_of_the_outermost_loop_are_steps_and_some_windows_of_them_are_pla
     launched = trace.tables.gpu["name"].cast(pl.String)
     ends = launched.str.extract(r"end_(\d+)").drop_nulls().cast(pl.Int64)
     left_out = sorted(set(range(rounds)) - set(ends))
-    assert len(left_out) / plain.height in together  # so many rounds are a step of about 5 ms
+    # So many rounds are a step of about 5 ms; one that begins as the loop ends has none.
+    each = len(left_out) / plain.height
+    assert together.start - 1 < each < together.stop
     steps = trace.steps().steps
     assert steps.kind == "step"
     # Nothing measures the last one, which may have no work: a step ends as the loop does.
     assert steps.frame.height + plain.height - times.height in (0, 1)
     document = trace.headline.to_json()
     assert document["plain_step_ns"]["count"] == plain.filter("counted").height
-    each = len(left_out) // plain.height
-    assert document["plain_step_ns"]["median"] > each * pause_ms * 1_000_000
+    assert document["plain_step_ns"]["median"] > round(each) * pause_ms * 1_000_000
     assert trace.headline.lines[0].startswith(f"{trace.steps().plain.text}: GPU busy")  # type: ignore[union-attr]
     assert trace.check().sound
 
