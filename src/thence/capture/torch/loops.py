@@ -146,9 +146,10 @@ class Loops:
     def _count(self) -> None:
         frames = [frame for frame in outer_frames(sys._getframe()) if self._is_own(frame.f_code.co_filename)]  # noqa: SLF001
         instructions: dict[CodeType, int] = {}
-        for frame in frames[:_MAX_FUNCTIONS]:
+        for frame in frames:
             instructions.setdefault(frame.f_code, frame.f_lasti)
-        loops = [loop for code, offset in instructions.items() for loop in _loops_around(code, offset)]
+        functions = list(instructions.items())[:_MAX_FUNCTIONS]
+        loops = [loop for code, offset in functions for loop in _loops_around(code, offset)]
         numbers = {(id(loop.code), offset): number for number, loop in enumerate(loops) for offset in loop.offsets}
         counts = [0] * len(loops)
         main = threading.main_thread().ident
