@@ -236,7 +236,7 @@ def _coded(codes: Int64 | int, count: int) -> pl.Series:
     all_codes = pl.Series(CODES, dtype=RULE)
     if isinstance(codes, int):
         return all_codes[codes : codes + 1].new_from_index(0, count)
-    return all_codes[pl.Series(codes).cast(pl.UInt32)]
+    return gathered(all_codes, codes)
 
 
 def _label(host: HostRows, kind: Kind) -> dict[str, pl.Series]:

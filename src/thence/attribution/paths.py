@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.attribution.host_rows import gathered
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.shortened_names import narrowed
 from thence.model.trees import ancestors, depths, trie
@@ -131,7 +132,7 @@ class PathTree:
         rows = np.flatnonzero(ancestors(self.parent, nodes))
         position = np.full(len(self.parent), NO_ROW, np.int64)
         position[rows] = np.arange(len(rows))
-        names = self.name[pl.Series(rows).cast(pl.UInt32)].cast(pl.String).fill_null("")
+        names = gathered(self.name, rows).cast(pl.String).fill_null("")
         deepest = int(depth[rows].max(initial=0))
         bounds = np.searchsorted(depth[rows], np.arange(1, deepest + 2))
         levels = [pl.Series([], dtype=pl.String)]
@@ -143,7 +144,7 @@ class PathTree:
                 texts = self._below(around, self.name.gather(self.parent[rows[low:high]]), texts, separator)
             levels.append(texts)
             above = low
-        return pl.concat(levels)[pl.Series(position[nodes]).cast(pl.UInt32)]
+        return gathered(pl.concat(levels), position[nodes])
 
     def _below(self, path: pl.Series, last: pl.Series, name: pl.Series, separator: str) -> pl.Series:
         """Appends names to paths, whose last names are given."""
@@ -211,7 +212,7 @@ def path_names(
     position = np.full(len(tree.parent) + 1, len(used), np.int64)  # the last entry is for NO_ROW
     position[used] = np.arange(len(used))
     texts = tree.texts(used, separator).extend_constant(None, 1)
-    return texts.cast(pl.Categorical())[pl.Series(position[node]).cast(pl.UInt32)]
+    return gathered(texts.cast(pl.Categorical()), position[node])
 
 
 def path_tree(
@@ -235,11 +236,11 @@ def path_tree(
     number = np.full(len(parent) + 1, NO_ROW, np.int64)  # the last entry is for NO_ROW
     number[on_path] = np.arange(len(on_path))
     around = number[chain_to(parent, parent[on_path], wanted)]
-    on_path_names = names[pl.Series(on_path).cast(pl.UInt32)]
+    on_path_names = gathered(names, on_path)
     codes = on_path_names.to_physical().cast(pl.Int64).fill_null(NO_ROW).to_numpy()
     node, first = trie(around, codes)
     above = around[first]
     tree_parent = np.where(above == NO_ROW, NO_ROW, node[above]) if len(node) else above
     max_text = MAX_TEXT + MAX_TEXT_PER_ROW * len(parent)
-    tree = PathTree(tree_parent, on_path_names[pl.Series(first).cast(pl.UInt32)], dotted, max_text)
+    tree = PathTree(tree_parent, gathered(on_path_names, first), dotted, max_text)
     return tree, np.append(node, NO_ROW)[number[rows]]

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.attribution.host_rows import gathered
 from thence.attribution.serving import server_passes
 from thence.model.attributed import RULE
 from thence.model.intervals import NO_ROW, last_begun
@@ -108,8 +109,8 @@ def find_steps(
     rules = pl.Series(["launch_time", "outside_steps", "no_launch", "no_steps"], dtype=RULE)
     ranks = np.isin(tables.gpu["rank"].to_numpy(), steps["rank"].unique().to_numpy())
     rule = np.where(nowhere, np.where(ranks, np.where(known, 1, 2), 3), 0)
-    name = steps["name"][number.cast(pl.UInt32)]
-    return steps, name.alias("step"), rules[pl.Series(rule).cast(pl.UInt32)].alias("step_rule"), number
+    name = gathered(steps["name"], row)
+    return steps, name.alias("step"), gathered(rules, rule).alias("step_rule"), number
 
 
 def _first_kind(tables: Tables, host: HostRows) -> pl.DataFrame:

@@ -58,7 +58,7 @@ class Exporter:
         """
         headers = {"Content-Type": "application/json", **_headers()}
         body = msgspec.json.encode(document(self._metrics, now_ns))
-        request = urllib.request.Request(self._url, body, headers)  # noqa: S310 - HTTP, as `exporter` saw
+        request = urllib.request.Request(self._url, body, headers)  # noqa: S310 - HTTP, as `__init__` saw
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S):  # noqa: S310
                 return None

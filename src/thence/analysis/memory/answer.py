@@ -306,11 +306,11 @@ def memory(trace: Attributed, by: str | None, at: str = PEAK) -> Memory:
     )  # fmt: skip
     if at != PEAK or not has_plans(trace):
         return found
-    planned = _of_programs(trace, shown, at)
+    programs, needed = _planned(trace, shown)
     return replace(
         found,
-        devices=pl.concat([found.devices, planned.devices]),
-        rows=pl.concat([found.rows, planned.rows], how="vertical_relaxed"),
+        devices=pl.concat([found.devices, programs]),
+        rows=pl.concat([found.rows, needed], how="vertical_relaxed"),
     )
 
 
@@ -320,6 +320,15 @@ def _of_programs(trace: Attributed, by: str, at: str) -> Memory:
         raise MissingData(
             f"{trace.meta.named}: what is known of memory is what XLA programs need when they need most: --at peak"
         )
+    devices, rows = _planned(trace, by)
+    return Memory(
+        by, _heading(by), at, devices, rows, _reasons(trace, rows, devices, by), _failures(trace),
+        pl.DataFrame(schema=GROWTH), pl.DataFrame(schema=RECOMPUTED),
+    )  # fmt: skip
+
+
+def _planned(trace: Attributed, by: str) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The rows of `Memory.devices` and `Memory.rows` of the XLA programs of which the plan is known."""
     executed = trace.programs.select("rank", "device", "hlo", program=pl.col("name").cast(pl.String)).unique()
     planned = planned_buffers(trace)
     held = executed.join(planned, left_on="hlo", right_on="number").with_columns(
@@ -338,11 +347,7 @@ def _of_programs(trace: Attributed, by: str, at: str) -> Memory:
     )
     keys = ("rank", "device", "program")
     rows = held.filter(used).group_by(*keys, "name").agg(*_SUMS).join(sums, on=keys)
-    rows = _in_order(rows.with_columns(share=pl.col("bytes") / pl.col("peak_bytes")), by)
-    return Memory(
-        by, _heading(by), at, devices, rows, _reasons(trace, rows, devices, by), _failures(trace),
-        pl.DataFrame(schema=GROWTH), pl.DataFrame(schema=RECOMPUTED),
-    )  # fmt: skip
+    return devices, _in_order(rows.with_columns(share=pl.col("bytes") / pl.col("peak_bytes")), by)
 
 
 def allocations(trace: Attributed) -> pl.DataFrame:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.attribution.xla.hlo_places import module_places
+from thence.model.attributed import once_per_trace
 from thence.model.own_code import OwnCode
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ _PLACES = ("kind", "source", "label", "phase", "op")
 """What the plan says of a buffer, in columns of `thence.model.tables.MEMORY`."""
 
 
+@once_per_trace
 def planned_buffers(trace: Attributed) -> pl.DataFrame:
     """The buffers of all HLO modules: number (row in ``hlo``), allocation, kind, bytes, and their places.
 
