@@ -10,7 +10,7 @@ SIDE = {"name": pl.String, "ns": pl.Float64, "count": pl.Float64, "label": pl.St
 ROW = {
     "by": pl.String, "name": pl.String, "short_name": pl.String, "before_ns": pl.Float64, "after_ns": pl.Float64,
     "difference_ns": pl.Float64, "difference_share": pl.Float64, "verdict": pl.String,
-    "before_count": pl.Float64, "after_count": pl.Float64,
+    "before_count": pl.Float64, "after_count": pl.Float64, "low_ns": pl.Float64, "high_ns": pl.Float64,
 }  # fmt: skip
 
 
@@ -18,9 +18,10 @@ def side(**kernels: float) -> pl.DataFrame:
     return pl.DataFrame([(name, ns, 4.0, "x", None) for name, ns in kernels.items()], schema=SIDE, orient="row")
 
 
-def rows(*given: tuple[str, str, float, float, str, float, float]) -> pl.DataFrame:
+def rows(*given: tuple[str, str, float, float, str, float, float], half: float = 1e4) -> pl.DataFrame:
+    """Rows by, name, before, after, verdict, counts before and after; half: half of the interval of a difference."""
     full = [
-        (by, name, name, a, b, b - a, (b - a) / a if a else None, verdict, n, m)
+        (by, name, name, a, b, b - a, (b - a) / a if a else None, verdict, n, m, b - a - half, b - a + half)
         for by, name, a, b, verdict, n, m in given
     ]
     return pl.DataFrame(full, schema=ROW, orient="row")
@@ -79,6 +80,13 @@ def test_the_first_line_names_the_cause() -> None:
     assert first(rows(label, *others)) == (
         "step 12.10 ms -> 13.00 ms (+7.4 %, 95 % interval +6.9 to +7.9 %): label forward/attention +800.0 us (+26.7 %)"
     )
+
+
+def test_a_path_inside_is_named_if_the_rest_of_its_parent_may_be_noise() -> None:
+    inside = ("module", "model/mlp", 1e6, 1.75e6, "slower", 8.0, 8.0)
+    whole = ("module", "model/...", 9e6, 9.9e6, "slower", 8.0, 8.0)
+    assert first(rows(whole, inside, half=0.16e6)).endswith("module model/mlp +750.0 us (+75.0 %)")
+    assert first(rows(whole, inside, half=0.14e6)).endswith("module model/... +900.0 us (+10.0 %)")
 
 
 def test_what_goes_the_other_way_is_no_cause() -> None:

@@ -44,6 +44,9 @@ class _Cause:
     kind: str
     text: str
     explained: float
+    difference_ns: float = 0.0
+    low_ns: float | None = None
+    high_ns: float | None = None
     depth: int = 0
 
 
@@ -158,10 +161,20 @@ def _causes(difference: float, rows: pl.DataFrame, certain: pl.DataFrame, found:
 
 
 def _innermost(causes: Iterable[_Cause]) -> _Cause:
-    """The cause to name among causes of one kind: the innermost of those that explain nearly as much as the best."""
+    """The cause to name among causes of one kind: the innermost of those that explain as much as the best.
+
+    The difference of a path inside that lies within the interval of the best may be all of it: what the rest of the
+    best adds is then noise. So the path inside is named, which says more.
+    """
     ranked = sorted(causes, key=lambda cause: -cause.explained)
-    close = [cause for cause in ranked if cause.explained >= PATH_INSIDE_SHARE * ranked[0].explained]
-    return max(close, key=lambda cause: cause.depth)
+    best = ranked[0]
+    return max((cause for cause in ranked if _explains_as_much(cause, best)), key=lambda cause: cause.depth)
+
+
+def _explains_as_much(cause: _Cause, best: _Cause) -> bool:
+    if cause.explained >= PATH_INSIDE_SHARE * best.explained:
+        return True
+    return best.low_ns is not None and best.high_ns is not None and best.low_ns <= cause.difference_ns <= best.high_ns
 
 
 def _explained(part: float, whole: float) -> float:
@@ -176,7 +189,9 @@ def _of_rows(difference: float, certain: pl.DataFrame) -> Iterator[_Cause]:
     for row in certain.iter_rows(named=True):
         if row["name"] == UNATTRIBUTED or row["by"] not in _ORDER:
             continue
-        yield _Cause(_kind(row), _text(row), _explained(row["difference_ns"], difference), _depth(row))
+        ns = row["difference_ns"]
+        interval = row["low_ns"], row["high_ns"]
+        yield _Cause(_kind(row), _text(row), _explained(ns, difference), ns, *interval, _depth(row))
 
 
 def _depth(row: Mapping[str, Any]) -> int:
@@ -218,9 +233,10 @@ def _largest(certain: pl.DataFrame) -> str | None:
     known = [r for r in certain.iter_rows(named=True) if r["name"] != UNATTRIBUTED]
     if not known:
         return None
-    best = max(abs(row["difference_ns"]) for row in known)
-    near = [row for row in known if abs(row["difference_ns"]) >= NEARLY_BEST_SHARE * best]
-    return _text(min(near, key=lambda r: (_ORDER.index(_kind(r)), -abs(r["difference_ns"]))))
+    best = max((row["difference_ns"] for row in known), key=abs)
+    near = [cause for cause in _of_rows(best, certain) if cause.explained >= NEARLY_BEST_SHARE]
+    first = min(_ORDER.index(cause.kind) for cause in near)
+    return _innermost(cause for cause in near if cause.kind == _ORDER[first]).text
 
 
 def _moved_texts(moved: Sequence[Mapping[str, Any]]) -> Iterator[str]:

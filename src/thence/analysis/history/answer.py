@@ -521,6 +521,7 @@ def _of_step(means: RunMeans, names: Sequence[str], before: int, cut: int, after
     total = rows.filter(is_step).row(0, named=True)
     shares = {f"{end}_share": total[f"{end}_ns"] / total["before_ns"] for end in ("low", "high")}
     known = None if found.between else ONE_RUN_STEP_SHARE
-    head, *more = explain(total | shares, rows.filter(~is_step), (), (_NO_KERNELS, _NO_KERNELS), known)
     verdict = "slower" if total["difference_ns"] > 0 else "faster"
+    judged = total | shares | {"verdict": verdict}
+    head, *more = explain(judged, rows.filter(~is_step), (), (_NO_KERNELS, _NO_KERNELS), known)
     return f"{verdict} since {names[cut - 1]}: {head}", *more
