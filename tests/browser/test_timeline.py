@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from browser.chromium import ABSENT, CHROMIUM
+from counter_samples import back_to_back
 from helpers import STACK, event, kernel, launch, opened, shared
 from thence.units import format_ns
 
@@ -267,3 +269,25 @@ def test_activities_of_a_recording_are_all_found_by_name(page: Page, tmp_path: P
             "return thenceTimeline.view.state.hits.rows; })()"
         )
         assert found >= names.str.to_lowercase().str.contains(part).sum() > 0
+
+
+def test_counters_have_tracks_of_the_share_that_was_used(page: Page, tmp_path: Path) -> None:
+    made = back_to_back(np.random.default_rng(1), (50_000,), (1.0,), 4)
+    begin = made.start[0] + 10_000 * np.arange(15)
+    clock = np.full(15, 15e3)
+    counted = {"sm_elapsed_cycles": clock, "sm_active_cycles": 0.75 * 132 * clock}
+    file = tmp_path / "counted.html"
+    trace = made.trace(counted, (begin, begin + 10_000), ("gemm_bf16",))
+    file.write_text(trace.report_html(), encoding="utf-8")
+    page.open(file)
+    names = page.js("thenceTimeline.data.tracks.map((track) => track.name)")
+    assert names[-2:] == ["SMs active", "clock, of 1,500 MHz"]
+    page.js("(([track]) => thenceTimeline.select({track, row: track.from + 3}))(thenceTimeline.data.tracks.slice(-2))")
+    assert page.js(STATUS) == "SMs active: 75.0 %  ·  counted in 10.00 us  ·  start 30.00 us"
+    page.js("document.querySelector('.as-text').open = true")
+    rows = (
+        "[...document.querySelectorAll('.as-text tbody tr')]"
+        ".map((row) => [...row.cells].slice(1, 4).map((cell) => cell.textContent))"
+    )
+    page.wait_for(f"{rows}.length === 3")
+    assert page.js(rows)[1] == ["15 samples", "-", "75.0 %"]

@@ -148,22 +148,27 @@ class Roofline(Answer):
         return (
             Lines(tuple((text, "") for text in self.about())),
             TableView(rows, {"name": self.heading, **headings}, rows_shown=20, bar="headroom_ns"),
-            *self._measured_view(rows["name"]),
+            *(view for view in [self.counted_view(rows["name"])] if view is not None),
         )
 
-    def _measured_view(self, names: pl.Series) -> Iterator[TableView]:
-        """The table of what the hardware counted, the rows with most time in samples first."""
+    def counted_view(self, names: pl.Series) -> TableView | None:
+        """The table of what the hardware counted, the rows with most time first; None if it counted nothing.
+
+        Args:
+            names: what each row is called.
+        """
         counted = self.measured
         if self.counters is None or counted.is_empty():
-            return
+            return None
         texts, headings = figures_as_text(counted)
         known = [name for name in headings if name not in ("sampled_share", "clock_mhz")]
         shown = texts.with_columns(names, total_ns=self.rows["total_ns"])
         shown = shown.filter(pl.any_horizontal(pl.col(name).is_not_null() for name in known) if known else False)
-        if shown.height:
-            ordered = shown.sort("total_ns", "name", descending=[True, False])
-            title = self.counters.title(counted)
-            yield TableView(ordered, {"name": self.heading, **headings}, title=title, rows_shown=20)
+        if shown.is_empty():
+            return None
+        ordered = shown.sort("total_ns", "name", descending=[True, False])
+        title = self.counters.title(counted)
+        return TableView(ordered, {"name": self.heading, **headings}, title=title, rows_shown=20)
 
     def remarks(self) -> tuple[str, ...]:
         """See `Answer`."""

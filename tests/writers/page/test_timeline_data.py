@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import zlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
 import pytest
 
 import thence
@@ -70,6 +72,23 @@ def test_what_is_written_is_what_the_timeline_holds(paths: tuple[Path, ...]) -> 
     op = document["kinds"].index("op")
     place = document["places"][columns["rows", "place"][0]][op]
     assert document["texts"][place] == view.details.places[rows["place"][0]][op][0]
+
+
+def test_use_of_the_hardware_has_tracks(tmp_path: Path) -> None:
+    """Samples in the time of the activities, each with the part of its time that its share is."""
+    trace = opened(tmp_path, [launch(1, 8), kernel(1, 10, 20), launch(2, 28), kernel(2, 40, 20)])
+    view = timeline(trace)
+    use = pl.DataFrame(
+        [(0, 0, "memory, of 100 GB/s", 0, 10, 5), (0, 0, "memory, of 100 GB/s", 10, 10, 1), (0, 0, "clock", 0, 10, 9)],
+        schema=view.use.schema, orient="row",
+    )  # fmt: skip
+    document, columns = decoded(written.timeline_data(replace(view, use=use))[0])
+    assert [(track["counter"], track["rows"]) for track in document["counters"]] == [
+        ("memory, of 100 GB/s", 2),
+        ("clock", 1),
+    ]
+    assert summed(columns["use", "start"]) == [0, 10, 0]
+    assert (columns["use", "duration"], columns["use", "busy"]) == ([10, 10, 10], [5, 1, 9])
 
 
 def test_a_launch_after_its_kernel_and_no_launch_at_all(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.analysis.counters.over_time import use_over_time
 from thence.analysis.idle.host_causes import REASONS
 from thence.analysis.no_device_work import no_device_work
 from thence.analysis.timelines.overview import clipped, clock_notes, numbered_lanes, shown_activities
@@ -55,6 +56,8 @@ class ActivityTimeline:
             rest of the gap), ns.
         causes: cause, kind of place, and name of the place (the latter two None without a place).
         details: the texts that rows refer to.
+        use: what hardware counters say, by device, counter and start: rank, device, counter (what is used, and its
+            limit), start, duration, used_ns (share of the limit x duration).
         notes: remarks to be shown with the timeline, one sentence each.
     """
 
@@ -66,6 +69,7 @@ class ActivityTimeline:
     parts: pl.DataFrame
     causes: tuple[tuple[str, str | None, str | None], ...]
     details: Details
+    use: pl.DataFrame
     notes: tuple[str, ...]
 
     def coarser(self, most_rows: int) -> ActivityTimeline:
@@ -102,7 +106,20 @@ def activity_timeline(trace: Attributed, pieces: pl.DataFrame, alignment: Alignm
     )
     gaps, parts, causes = _gaps(pieces, begin, alignment)
     notes += clock_notes(trace, alignment)
-    return ActivityTimeline(begin, span, lanes, rows.drop("row"), gaps, parts, causes, details, tuple(notes))
+    use = _use(trace, alignment, begin, span)
+    return ActivityTimeline(begin, span, lanes, rows.drop("row"), gaps, parts, causes, details, use, tuple(notes))
+
+
+def _use(trace: Attributed, alignment: Alignment | None, begin: Ns, span: Ns) -> pl.DataFrame:
+    """`ActivityTimeline.use`: samples that lie in its time."""
+    shift = alignment.shift() if alignment else pl.lit(0)
+    duration = pl.col("end") - pl.col("start")
+    samples = use_over_time(trace).select(
+        "rank", "device", "counter",
+        start=pl.col("start") - shift - begin, duration=duration,
+        used_ns=(pl.col("share") * duration).round().cast(pl.Int64),
+    )  # fmt: skip
+    return samples.filter(pl.col("start") >= 0, pl.col("start") + pl.col("duration") <= span)
 
 
 # ---- Gaps

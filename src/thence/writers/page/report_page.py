@@ -413,15 +413,26 @@ _LEAST_MODELLED = 0.01
 
 
 def _use(page: Page) -> Section | None:
-    """How well the GPU was used, with the roofline."""
+    """How well the GPU was used, with the roofline, and what its hardware counted."""
     found = page.roofline.result
-    if found is None or found.modelled_share < _LEAST_MODELLED:
+    if found is None:
         return None
-    chart = results.roofline_chart(found)
-    name, title = "use", "Use of the GPU"
-    html = notes([*_of_steps(page), *found.about()]) + (_place(chart) if chart.series else "")
-    table = frame_data(found.rows, (Field("name", found.heading, "text"), *ROOFLINE_FIELDS))
-    return Section(name, title, html + _table(name, title) + notes(found.remarks()), {name: table})
+    counted = found.counted_view(found.rows["name"])
+    modelled = found.modelled_share >= _LEAST_MODELLED
+    if not modelled and counted is None:
+        return None
+    name, title, tables = "use", "Use of the GPU", {}
+    html = notes([*_of_steps(page), *found.about()])
+    if modelled:
+        chart = results.roofline_chart(found)
+        tables[name] = frame_data(found.rows, (Field("name", found.heading, "text"), *ROOFLINE_FIELDS))
+        html += (_place(chart) if chart.series else "") + _table(name, title)
+    if counted is not None:
+        fields = [Field(column, heading, "text") for column, heading in counted.headings.items()]
+        fields = [dataclasses.replace(f, kind="share") if f.column == "sampled_share" else f for f in fields]
+        tables["counted"] = frame_data(counted.rows, fields)
+        html += f"<h3>Counted by the hardware</h3>{notes([counted.title])}{_table('counted', counted.title)}"
+    return Section(name, title, html + notes(found.remarks()), tables)
 
 
 def _memory(page: Page) -> Section | None:

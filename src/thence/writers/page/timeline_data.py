@@ -51,6 +51,7 @@ def timeline_data(timeline: ActivityTimeline) -> tuple[str, ActivityTimeline]:
 
 def _bytes(timeline: ActivityTimeline) -> bytes:
     columns = {"rows": _row_columns(timeline), "gaps": _gap_columns(timeline)}
+    columns["use"] = _use_columns(timeline)
     columns["parts"] = {"cause": _or_none(timeline.parts["cause"]), "ns": timeline.parts["ns"].to_numpy()}
     encoded = [
         (table, name, *_planes(values)) for table, of_table in columns.items() for name, values in of_table.items()
@@ -90,6 +91,15 @@ def _gap_columns(timeline: ActivityTimeline) -> dict[str, Int64]:
     }
 
 
+def _use_columns(timeline: ActivityTimeline) -> dict[str, Int64]:
+    use = timeline.use
+    return {
+        "start": _folded(_differences(use["start"])),
+        "duration": use["duration"].to_numpy(),
+        "busy": use["used_ns"].to_numpy(),
+    }
+
+
 def _differences(starts: pl.Series) -> Int64:
     return np.diff(starts.to_numpy(), prepend=0)
 
@@ -126,6 +136,9 @@ def _texts(timeline: ActivityTimeline) -> dict[str, Any]:
         "span": timeline.span_ns,
         "lanes": _lanes(timeline),
         "devices": _devices(timeline),
+        "counters": timeline.use.group_by("rank", "device", "counter", maintain_order=True)
+        .agg(rows=pl.len())
+        .to_dicts(),
         "classes": CLASSES,
         "names": [[printable(short), None if full is None else printable(full)] for short, full in details.names],
         "kinds": details.kinds,

@@ -53,7 +53,7 @@ async function timeline(place, base64) {
     if (to >= track.from && to < track.to) select({track, row: to});
   }
   function first() {
-    const track = data.tracks.find((each) => !each.idle && each.to > each.from);
+    const track = data.tracks.find((each) => !each.idle && !each.use && each.to > each.from);
     if (track) select({track, row: Math.max(lastBefore(track, state.from), track.from)});
   }
   function otherTrack(by) {

@@ -1,4 +1,4 @@
-// Decodes the timeline in the page: activities and gaps as columns, and a pyramid for each track.
+// Decodes the timeline in the page: activities, gaps and samples of counters as columns, and a pyramid for each track.
 // thence/writers/page/timeline_data.py describes the format.
 
 async function decodedTimeline(base64) {
@@ -19,7 +19,8 @@ async function decodedTimeline(base64) {
   return {...data, ...tables, tracks: tracksOf(data, tables)};
 }
 
-// ---- Computed columns: start, end and busy time of every activity; in gaps, `busy` is the idle time.
+// ---- Computed columns: start, end and busy time of every activity; in gaps, `busy` is the idle time, and in samples of
+// counters the share of the limit that was used, times the duration.
 
 const unfolded = (n) => (n % 2 ? -(n + 1) / 2 : n / 2);
 function summed(differences) {
@@ -49,10 +50,17 @@ function completeGaps(gaps, parts) {
   }
 }
 
-// Tracks in the order in which they are shown: for each device the causes of its idle time, then its streams.
-function tracksOf(data, {rows, gaps, parts}) {
+function completeUse(use) {
+  use.start = summed(use.start);
+  use.end = use.start.map((start, i) => start + use.duration[i]);
+  use.class = new Float64Array(use.start.length);
+}
+
+// Tracks in the order in which they are shown: for each device the causes of its idle time, its streams, its counters.
+function tracksOf(data, {rows, gaps, parts, use}) {
   completeRows(rows);
   completeGaps(gaps, parts);
+  completeUse(use);
   const several = new Set(data.lanes.map((lane) => lane.rank + " " + lane.device)).size > 1, tracks = [];
   let row = 0, gap = 0;
   const gapsOf = new Map();
@@ -64,15 +72,22 @@ function tracksOf(data, {rows, gaps, parts}) {
     const key = lane.rank + " " + lane.device, before = several ? `rank ${lane.rank} GPU ${lane.device}: ` : "";
     const last = tracks[tracks.length - 1], own = gapsOf.get(key);
     if (own && (!last || last.key !== key)) {
-      tracks.push(track(key, before + "why idle", true, gaps, own[0], own[1]));
+      tracks.push(track(key, before + "why idle", "idle", gaps, own[0], own[1]));
     }
-    tracks.push(track(key, before + lane.name, false, rows, row, row + lane.rows));
+    tracks.push(track(key, before + lane.name, "stream", rows, row, row + lane.rows));
     row += lane.rows;
+  }
+  let sample = 0;
+  for (const counter of data.counters) {
+    const key = counter.rank + " " + counter.device, before = several ? `rank ${counter.rank} GPU ${counter.device}: ` : "";
+    const after = tracks.findLastIndex((each) => each.key === key) + 1;
+    if (after) tracks.splice(after, 0, track(key, before + counter.counter, "use", use, sample, sample + counter.rows));
+    sample += counter.rows;
   }
   return tracks;
 }
-function track(key, name, idle, table, from, to) {
-  return {key, name, idle, table, from, to, levels: pyramid(table, from, to)};
+function track(key, name, kind, table, from, to) {
+  return {key, name, idle: kind === "idle", use: kind === "use", table, from, to, levels: pyramid(table, from, to)};
 }
 
 // ---- The pyramid: an entry summarizes `FAN` entries of the level below; in the lowest level, `FAN` rows.

@@ -4,13 +4,14 @@ function timelineFacts(data) {
   const {rows, gaps, parts} = data;
   const gapTracks = new Map(data.tracks.filter((track) => track.idle).map((track) => [track.key, track]));
 
-  const nameOf = (track, i) => (track.idle ? causeOf(gaps.first[i])[0] : data.names[rows.name[i]][0]);
-  const fullOf = (track, i) => (track.idle ? null : data.names[rows.name[i]][1]);
+  const nameOf = (track, i) => (track.use ? share(track.table.busy[i], track.table.end[i] - track.table.start[i]) : track.idle ? causeOf(gaps.first[i])[0] : data.names[rows.name[i]][0]);
+  const fullOf = (track, i) => (track.idle || track.use ? null : data.names[rows.name[i]][1]);
   const causeOf = (part) => {
     const number = parts.cause[part];
     return number ? data.causes[number - 1] : ["several smaller causes", null, null];
   };
   const titleOf = (track, i) => {
+    if (track.use) return `${track.name}: ${nameOf(track, i)}`;
     if (track.idle) return "Idle: " + nameOf(track, i);
     return rows.more[i] ? `${number(rows.more[i] + 1)} activities, the longest ${nameOf(track, i)}` : nameOf(track, i);
   };
@@ -51,7 +52,9 @@ function timelineFacts(data) {
     return {gap, text: "None: the GPU was busy until it started.", causes: []};
   }
   function facts(track, i) {
-    const {table} = track, list = [["duration", time(table.end[i] - table.start[i])], ["start", time(table.start[i])], ["on", track.name]];
+    const {table} = track;
+    if (track.use) return [["counted in", time(table.end[i] - table.start[i])], ["start", time(table.start[i])]];
+    const list = [["duration", time(table.end[i] - table.start[i])], ["start", time(table.start[i])], ["on", track.name]];
     if (table.end[i] - table.start[i] > table.busy[i]) list.splice(1, 0, [track.idle ? "idle of it" : "busy, not counting overlap", time(table.busy[i])]);
     if (track.idle) return list;
     if (rows.step[i]) list.push(["step", data.steps[rows.step[i] - 1]]);
@@ -61,6 +64,7 @@ function timelineFacts(data) {
   // A few facts for the tooltip, the most important first.
   function brief(track, i) {
     const list = facts(track, i).slice(0, 3);
+    if (track.use) return list;
     if (track.idle) return list.concat(causesOf(i).map((each) => [each.cause, time(each.ns) + (each.name ? ", " + clean(each.name) : "")]));
     for (const [kind, place] of placesOf(i)) if (place !== null && list.length < 7) list.push([kind, clean(place)]);
     const gap = gapBefore(track, i);

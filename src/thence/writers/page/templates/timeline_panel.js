@@ -17,7 +17,7 @@ function timelinePanel(data, facts, view) {
     const say = (what, text, className) => list.append(element("dt", what), element("dd", text, className));
     for (const [what, text] of facts.facts(track, row)) say(what, text);
     if (track.idle) for (const each of facts.causesOf(row)) say(each.cause, causeText(each));
-    else {
+    else if (!track.use) {
       for (const [kind, place, why] of facts.placesOf(row)) if (place !== null || why) say(kind, place === null ? `none: ${why}` : place, place === null ? "none" : "");
       const launch = facts.launchOf(row), before = facts.idleBefore(track, row);
       if (launch) say("launch", launch);
@@ -39,17 +39,18 @@ function timelinePanel(data, facts, view) {
     return data.tracks.map((track) => {
       const own = track.table, sums = new Map();
       const add = (name, ns) => sums.set(name, (sums.get(name) || 0) + ns);
-      let count = 0, busy = 0;
+      let count = 0, busy = 0, sampled = 0;
       visit(track, from, to, 0, (row) => {
         const length = own.end[row] - own.start[row], inside = Math.min(own.end[row], to) - Math.max(own.start[row], from);
         const part = length ? inside / length : 0;   // fraction inside the view
-        count += track.idle ? 1 : own.more[row] + 1;
+        count += track.idle || track.use ? 1 : own.more[row] + 1;
         busy += part * own.busy[row];
+        sampled += inside;
         if (track.idle) for (const each of facts.causesOf(row)) add(each.cause, part * each.ns);
-        else add(facts.nameOf(track, row), part * own.busy[row]);
+        else if (!track.use) add(facts.nameOf(track, row), part * own.busy[row]);
       }, () => {});
       const [name, ns] = [...sums].reduce((a, b) => (b[1] > a[1] ? b : a), ["-", 0]);
-      return [track.name, counted(count, track.idle ? "gap" : "activity"), time(busy), share(busy, span), ns ? `${clean(name)} (${time(ns)})` : "-"];
+      return [track.name, counted(count, track.use ? "sample" : track.idle ? "gap" : "activity"), track.use ? "-" : time(busy), share(busy, track.use ? sampled : span), ns ? `${clean(name)} (${time(ns)})` : "-"];
     });
   }
   function fill() {

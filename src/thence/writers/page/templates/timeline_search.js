@@ -26,6 +26,7 @@ function timelineSearch(data) {
       gaps: ofGap[gaps.start.length],
       ns: rows.duration.reduce((sum, duration, i) => sum + (ofRow[i + 1] > ofRow[i] ? duration : 0), 0),
       of: (track) => {
+        if (track.use) return {any: () => false};
         const before = track.idle ? ofGap : ofRow;
         return {any: (from, to) => before[to] > before[from]};
       },

@@ -19,6 +19,7 @@ function timelineView(data, facts, place) {
     colours.classes = [css("compute"), css("communication"), css("copy")];
     colours.far = [css("compute-far"), css("communication-far"), css("copy-far")];   // stronger colours for thin shapes
     colours.idle = idlePattern(pen);
+    colours.use = css("soft");
   }
 
   // ---- Geometry
@@ -75,27 +76,29 @@ function timelineView(data, facts, place) {
 
   // ---- One track
   function drawTrack(track, y, height) {
-    const pixel = nsPerPixel(), columns = Math.ceil(width()), busy = new Float64Array(columns * CLASSES), found = new Uint8Array(columns);
+    const pixel = nsPerPixel(), columns = Math.ceil(width()), busy = new Float64Array(columns * CLASSES), found = new Uint8Array(columns), held = new Float64Array(columns);
     const {table} = track, hits = state.hits && state.hits.of(track), wide = [];
     const columnOf = (ns) => Math.min(columns - 1, Math.max(0, Math.floor((ns - state.from) / pixel)));
     visit(track, state.from, state.to, pixel, (row) => {
       if (table.end[row] - table.start[row] >= pixel) { wide.push(row); return; }
       const column = columnOf((table.start[row] + table.end[row]) / 2);
       busy[column * CLASSES + table.class[row]] += table.busy[row];
+      held[column] += table.end[row] - table.start[row];
       if (hits && hits.any(row, row + 1)) found[column] = 1;
     }, (level, entry, first, last) => {
       const column = columnOf((level.start[entry] + level.end[entry]) / 2);
       for (let c = 0; c < CLASSES; c++) busy[column * CLASSES + c] += level.busy[entry * CLASSES + c];
+      held[column] += level.end[entry] - level.start[entry];
       if (hits && hits.any(first, last)) found[column] = 1;
     });
-    for (let column = 0; column < columns; column++) drawColumn(track, column, busy, found, y, height, pixel);
+    for (let column = 0; column < columns; column++) drawColumn(track, column, busy, found, y, height, track.use ? held[column] : pixel);
     let reached = -Infinity;
     for (const row of wide) {
       drawOne(track, row, y, height, table.start[row] < reached, hits && hits.any(row, row + 1));
       reached = Math.max(reached, table.end[row]);
     }
   }
-  function drawColumn(track, column, busy, found, y, height, pixel) {
+  function drawColumn(track, column, busy, found, y, height, whole) {
     let most = 0, sum = 0;
     for (let c = 0; c < CLASSES; c++) {
       const ns = busy[column * CLASSES + c];
@@ -104,17 +107,19 @@ function timelineView(data, facts, place) {
     }
     if (sum === 0) return;
     const dimmed = state.hits && !found[column] ? 0.3 : 1, faintest = track.idle ? 0.2 : FAINTEST;
-    pen.globalAlpha = dimmed * (faintest + (1 - faintest) * Math.min(1, sum / pixel));
-    pen.fillStyle = found[column] ? colours.mark : track.idle ? colours.idle : colours.far[most];
-    pen.fillRect(left() + column, y, 1, height);
+    const part = Math.min(1, sum / whole), tall = track.use ? part * height : height;
+    pen.globalAlpha = track.use ? 1 : dimmed * (faintest + (1 - faintest) * part);
+    pen.fillStyle = found[column] ? colours.mark : track.use ? colours.use : track.idle ? colours.idle : colours.far[most];
+    pen.fillRect(left() + column, y + height - tall, 1, tall);
     pen.globalAlpha = 1;
   }
   // Draws one activity. If it begins while an earlier activity of its stream runs, it is drawn on the lower half.
   function drawOne(track, row, y, height, overlaps, hit) {
     const {table} = track, from = Math.max(xOf(table.start[row]), left() - 4), to = Math.min(xOf(table.end[row]), left() + width() + 4);
-    const top = overlaps ? y + height / 2 : y, tall = overlaps ? height / 2 : height, wide = to - from, gap = wide > 3 ? 1 : 0;
-    pen.globalAlpha = state.hits && !hit ? 0.3 : 1;
-    pen.fillStyle = hit ? colours.mark : track.idle ? colours.idle : (wide < THIN ? colours.far : colours.classes)[table.class[row]];
+    const part = track.use ? Math.min(1, table.busy[row] / (table.end[row] - table.start[row])) : overlaps ? 0.5 : 1;
+    const tall = part * height, top = y + height - tall, wide = to - from, gap = wide > 3 && !track.use ? 1 : 0;
+    pen.globalAlpha = state.hits && !hit && !track.use ? 0.3 : 1;
+    pen.fillStyle = hit ? colours.mark : track.use ? colours.use : track.idle ? colours.idle : (wide < THIN ? colours.far : colours.classes)[table.class[row]];
     pen.fillRect(from, top, wide - gap, tall);
     const chosen = isAt(state.selected, track, row);
     if (chosen || isAt(state.hovered, track, row)) {
@@ -122,7 +127,7 @@ function timelineView(data, facts, place) {
       pen.lineWidth = chosen ? 2 : 1;
       pen.strokeRect(from + 1, top + 1, Math.max(wide - gap - 2, 1), tall - 2);
     }
-    if (wide > LABELLED && !overlaps) {
+    if (wide > LABELLED && !overlaps && !track.use) {
       pen.fillStyle = hit && isDark() ? "#14171b" : track.idle ? colours.soft : colours.ink;
       pen.fillText(fitted(facts.nameOf(track, row), Math.min(wide, left() + width() - from) - 10), Math.max(from, left()) + 5, top + tall / 2 + 0.5);
     }
