@@ -165,7 +165,7 @@ def counters_of(trace: Attributed) -> Counters | None:
             found.device,
             float(found.amounts[ENERGY].sum()),
             int((found.end - found.start).sum()),
-            *_energy_of_steps(whole, found),
+            *energy_of_steps(whole, found),
         )
         for found in with_energy
     ]
@@ -184,7 +184,7 @@ def counters_of(trace: Attributed) -> Counters | None:
     )
 
 
-def _energy_of_steps(trace: Attributed, found: Sampled) -> tuple[int, float | None]:
+def energy_of_steps(trace: Attributed, found: Sampled) -> tuple[int, float | None]:
     """How many whole steps ran while energy was read, and the joules of one, as `Counters.energy` has them."""
     times = trace.step_times
     if times.is_empty():

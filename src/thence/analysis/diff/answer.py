@@ -11,6 +11,7 @@ import polars as pl
 from thence.analysis.diff.comparability import not_checked, refusals
 from thence.analysis.diff.estimates import MAX_RUNS, discoveries, estimates, folds, more_runs, run_means, tree
 from thence.analysis.diff.explanation import explain
+from thence.analysis.diff.hardware import hardware_change, hardware_text
 from thence.analysis.diff.matching import kernels_of, matched_names, moved_time
 from thence.analysis.diff.memory import memory_change, memory_text
 from thence.analysis.diff.moved_streams import moved_work
@@ -133,6 +134,8 @@ class Diff(Answer):
             `thence.analysis.diff.work.work_change` returns it; None if the work of one side is not known.
         memory: how the peak of memory changed, as `thence.analysis.diff.memory.memory_change` returns it; None if it
             is not known of one side.
+        hardware: how the rates of hardware counters changed, as `thence.analysis.diff.hardware.hardware_change` returns
+            it; None if one side has none.
     """
 
     before: tuple[Sample, ...]
@@ -150,6 +153,7 @@ class Diff(Answer):
     moved_streams: MovedWork | None = None
     work: pl.DataFrame | None = None
     memory: pl.DataFrame | None = None
+    hardware: pl.DataFrame | None = None
 
     @property
     def sides(self) -> tuple[range, range]:
@@ -293,6 +297,7 @@ class Diff(Answer):
             "moved_streams": None if self.moved_streams is None else self.moved_streams.to_json(),
             "work": None if self.work is None else self.work.to_dicts(),
             "memory": None if self.memory is None else self.memory.to_dicts(),
+            "hardware": None if self.hardware is None else self.hardware.to_dicts(),
             "notes": list(self.notes),
         }
 
@@ -349,7 +354,8 @@ def compare(before: Sequence[Sample], after: Sequence[Sample], same_share: float
     explained = explain(total.to_json(), rows, moved, kernels, known_share)
     work = work_change([run.work for run in before], [run.work for run in after])
     held = memory_change([run.memory for run in before], [run.memory for run in after])
-    said = (None if streams is None else streams.text, work_text(work), memory_text(held))
+    counted = hardware_change([run.hardware for run in before], [run.hardware for run in after])
+    said = (None if streams is None else streams.text, work_text(work), hardware_text(counted), memory_text(held))
     told = [text for text in said if text is not None]
     return Diff(
         tuple(before),
@@ -367,6 +373,7 @@ def compare(before: Sequence[Sample], after: Sequence[Sample], same_share: float
         streams,
         work,
         held,
+        counted,
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.collectives.exposure import exposure
+from thence.analysis.diff.hardware import HARDWARE, hardware_of
 from thence.analysis.diff.memory import MEMORY, memory_of
 from thence.analysis.diff.streams import streams_of
 from thence.analysis.diff.work import WORK, work_of
@@ -306,6 +307,7 @@ class Sample:
         streams: what ran on which stream, and at the same time; None if that is not known.
         work: as `thence.analysis.diff.work.work_of` returns it.
         memory: as `thence.analysis.diff.memory.memory_of` returns it.
+        hardware: as `thence.analysis.diff.hardware.hardware_of` returns it.
     """
 
     inputs: tuple[str, ...]
@@ -319,6 +321,7 @@ class Sample:
     streams: Streams | None = None
     work: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=WORK))
     memory: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=MEMORY))
+    hardware: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=HARDWARE))
 
     @property
     def counted(self) -> int:
@@ -379,6 +382,7 @@ def sample(
         streams=streams_of(trace, steps.windows, number, PLACED),
         work=work_of(trace, step, shared_by),
         memory=memory_of(trace),
+        hardware=hardware_of(trace),
     )
 
 
