@@ -60,6 +60,7 @@ SAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("torch/moved/before_0.json.gz", "torch/moved/after_0.json.gz"),
         ("torch/memory/conv_training.json.gz", "torch/memory/conv_training.json.gz", "--anyway", "--within-run"),
         ("jax/streams_default.xplane.pb", "jax/streams_moved.xplane.pb", "--anyway"),
+        ("counters/known_work", "counters/known_work", "--anyway"),
     ),
     "history": (("--keep", "history/slower.jsonl", "--fail-on", "total>3%"),),
     "label": (("torch/graphs/compiled_replay.json.gz", "--graph", PAGE),),
