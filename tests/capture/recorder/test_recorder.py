@@ -769,6 +769,24 @@ def test_cupti_stays_attached_once_a_cuda_graph_was_launched_while_it_was_attach
         assert reason in warning
 
 
+@pytest.mark.parametrize("launched", GRAPH_LAUNCHES.values(), ids=GRAPH_LAUNCHES.keys())
+def test_cupti_stays_attached_after_a_recording_with_cuda_graphs(tmp_path: Path, launched: str) -> None:
+    """Launches of a graph that was captured under CUPTI failed once it was detached, and the program may go on."""
+    program(
+        f"""
+        with thence.record(OUT):
+            launch("k")
+            {launched}
+        assert not fake.library.fake_finalized() and not fake.library.fake_subscribed()
+        with thence.record(OUT):
+            launch("k")
+        assert not fake.library.fake_finalized(), "the program still has the graph"
+        """,
+        tmp_path,
+    )
+    assert {thence.open(folder).activities.height > 0 for folder in tmp_path.iterdir()} == {True}
+
+
 def test_a_recording_ends_quietly_if_another_profiler_took_cupti_while_it_was_detached(tmp_path: Path) -> None:
     if choose_probe().compiled is None:
         pytest.skip("the probe was not compiled")

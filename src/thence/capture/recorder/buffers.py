@@ -75,7 +75,7 @@ class Buffers:
             self._free.append(address)
 
     def release(self) -> None:
-        """Gives the memory back, when CUPTI is detached and has no buffer: its callbacks, which stay, would keep it."""
+        """Gives the memory back, when CUPTI records nothing and has no buffer: its callbacks would keep it."""
         self._free.clear()
         self._memory.clear()
 

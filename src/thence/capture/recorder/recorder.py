@@ -79,6 +79,8 @@ _NO_DRIVER = (15, 999)
 """CUPTI_ERROR_NOT_INITIALIZED, CUPTI_ERROR_UNKNOWN: the errors where there is no driver."""
 
 _running: Recorder | None = None
+_graphs_under_cupti = False
+"""Whether a finished recording of this process saw CUDA graphs, which may still be launched."""
 _lock = threading.RLock()  # a signal handler may stop a recording that the same thread is just beginning
 
 
@@ -149,7 +151,7 @@ class Recorder:
         self._detachments = 0
         self._launching: set[int] = set()  # threads that launched or waited
         self._allocating: set[int] = set()  # numbers of the names of `_ALLOCATES`
-        self._graphs = False  # whether CUDA graphs were captured, built or launched while CUPTI was attached
+        self._graphs = _graphs_under_cupti  # whether graphs were captured, built or launched while CUPTI was attached
         self._began_ns = 0
         self._began = 0.0
         self._stopped_ns: int | None = None
@@ -259,8 +261,11 @@ class Recorder:
         return done.wait(seconds)
 
     def stop(self, idle: Callable[[], None] = lambda: None) -> None:
-        """Waits for the device, writes what is left, and releases CUPTI."""
-        global _running  # noqa: PLW0603
+        """Waits for the device, writes what is left, and releases CUPTI.
+
+        CUPTI is detached unless graphs of the program may depend on it (`_graphs_need_cupti`): the program may go on.
+        """
+        global _running, _graphs_under_cupti  # noqa: PLW0603
         with _lock:
             if not self.alive:
                 return
@@ -284,10 +289,12 @@ class Recorder:
         if self.attached:
             self._try(lambda: self._cupti.unsubscribe(self._subscription))
             if self._buffers.outstanding == 0 and not self._thread.is_alive():
-                self._try(self._cupti.finalize)
+                if self._graphs_need_cupti() is None:
+                    self._try(self._cupti.finalize)
                 self._buffers.release()
         with _lock:
             _running = None
+            _graphs_under_cupti = self._graphs
 
     def warn(self, message: str) -> None:
         """Logs a warning and adds it to ``recording.json``, once."""
@@ -357,18 +364,28 @@ class Recorder:
             self.attached = True
         return True
 
-    def why_attached(self) -> str | None:  # noqa: PLR0911 - one for each reason
-        """Why CUPTI stays attached if the recording is paused; None if it can be detached on this thread.
+    def _graphs_need_cupti(self) -> str | None:
+        """Why launches of CUDA graphs may fail once CUPTI is detached; None if there are none.
 
         On an H100 with CUPTI 13.0, 4,399 detachments from twelve programs lost no record and crashed none, although
         some of them replayed CUDA graphs. JAX with loops in command buffers crashed (`benchmarks/gpu_baseline.py`), and
         so did training with `torch.cuda.make_graphed_callables`, whose graphs were captured while CUPTI was attached:
         "unspecified launch failure" in two of two runs (`benchmarks/gpu_plain_step.py`). Which graphs are harmless is
-        not known, so CUPTI stays attached once it has seen any. libcupti once crashed when a thread launched meanwhile.
-        Threads of autograd launch during backward passes only, so not between two steps.
+        not known, so CUPTI stays attached once it has seen any. A step in a graph and a JAX training step failed alike
+        when they were recorded for some steps, and ran on (`benchmarks/gpu_always.py --part blocks`).
         """
         if self._uses_xla():
             return "JAX is used"
+        return "CUDA graphs were captured or launched while it was attached" if self._graphs else None
+
+    def why_attached(self) -> str | None:
+        """Why CUPTI stays attached if the recording is paused; None if it can be detached on this thread.
+
+        libcupti once crashed when a thread launched meanwhile. Threads of autograd launch during backward passes only,
+        so not between two steps.
+        """
+        if self._uses_xla():
+            return self._graphs_need_cupti()
         if not self.counts or not self._counting.notes_launches or self._options.launches:
             return "launches are not noted by the compiled probe"
         if self._version < _DETACHABLE:
@@ -378,9 +395,7 @@ class Recorder:
             return "several threads launch or wait for the device"
         if not self._graphs and not self._by_thread(self._take_calls, _PATIENCE_SECONDS):
             return "it is not known in time what was launched"
-        if self._graphs:
-            return "CUDA graphs were captured or launched while it was attached"
-        return None
+        return self._graphs_need_cupti()
 
     def _flush(self, *, unfinished: bool) -> None:
         with self._using_cupti:
