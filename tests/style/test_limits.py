@@ -13,7 +13,7 @@ GENERATED = PACKAGE / "readers" / "jax" / "protos"
 MODULES = [path for path in sorted(PACKAGE.rglob("*.py")) if GENERATED not in path.parents]
 
 MAX_MODULE_LINES = 900
-LONGER = {"trace.py": 1100}
+LONGER = {"trace.py": 1200}
 """A class with a method for each verb and each chart is one subject, however many there are."""
 MAX_FUNCTION_LINES = 60
 
