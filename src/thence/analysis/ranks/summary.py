@@ -542,7 +542,9 @@ def _batches(trace: Attributed) -> Iterator[tuple[int, ...]]:
 
 def _summarised(trace: Attributed, ranks: tuple[int, ...], *, explain: bool) -> Iterator[dict[str, pl.DataFrame]]:
     """The summary of a batch of ranks; a rank of which others have steps and it has none has one of its own."""
-    summary = summarise_rank(select(trace, Selection(ranks=ranks)), explain=explain)
+    # What was found of the activities of the whole trace is there already.
+    part = trace if list(ranks) == trace.ranks else select(trace, Selection(ranks=ranks))
+    summary = summarise_rank(part, explain=explain)
     without = sorted(set(ranks) - set(summary["steps"]["rank"]))
     if not without or len(ranks) == 1:
         yield summary
