@@ -387,6 +387,10 @@ def planned(side: Side, digests: dict[str, str]) -> list[Job]:
         text = re.sub(r"\|\s+", "|", (folder / "stdout").read_text())
         for option, choices in re.findall(r"(--[a-z-]+) \[([^\]]+\|[^\]]+)\]", text):
             words[f"{verb} {option}"] = choices.split("|")
+        for option, choices in re.findall(
+            r"(--[a-z-]+) NAME [^[]*? NAME is one of ([\w, -]+)\.", " ".join(text.split())
+        ):
+            words[f"{verb} {option}"] = re.sub("- ", "-", choices).split(", ")  # where a line ends
     found = [one for name in digests for one in recordings(side.root / name)]
     first = [
         Job(("inside" if one.buffers else "report", *one.paths, "--format", "json"), digests[one.source])

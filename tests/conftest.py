@@ -19,10 +19,15 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # A process for each core: threads of Polars would wait for each other. tests/cli/test_same_bytes.py has several.
+    os.environ.setdefault("POLARS_MAX_THREADS", "1")
+
 with contextlib.suppress(ImportError):  # environments that run a few tests have no hypothesis
     from hypothesis import settings
 
-    settings.register_profile("quick", max_examples=25, deadline=None, derandomize=True)
+    most = 5 if os.environ.get("THENCE_FEW") else 25
+    settings.register_profile("quick", max_examples=most, deadline=None, derandomize=True)
     settings.register_profile("thorough", max_examples=100, deadline=None)
     settings.load_profile("thorough" if os.environ.get("THENCE_THOROUGH") else "quick")
 

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 import thence
-from helpers import DATA, RECORDINGS, shared
+from helpers import DATA, DIFFERENT, shared
 from thence import analysis
 from thence.attribution.attribute import attribute
 from thence.model.places import PLACES
@@ -55,7 +55,7 @@ def test_the_resolved_instruction_is_in_the_table_of_activities() -> None:
     assert trace.tables.gpu["hlo"].cast(pl.String).equals(trace.tables.places["hlo"].cast(pl.String))
 
 
-@pytest.mark.parametrize("path", [*RECORDINGS, BUFFERED, SINGLE], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*DIFFERENT, BUFFERED, SINGLE], ids=lambda path: path.name)
 def test_every_rule_is_a_code_that_fits_the_place(path: Path) -> None:
     places = shared(path).tables.places
     for kind in PLACES:
@@ -65,7 +65,7 @@ def test_every_rule_is_a_code_that_fits_the_place(path: Path) -> None:
         assert set(rule.filter(~known)) <= set(REASONS), kind
 
 
-@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DIFFERENT, ids=lambda path: path.name)
 def test_every_collective_has_its_kernel(path: Path) -> None:
     trace = shared(path)
     assert trace.tables.collectives["gpu"].null_count() == 0

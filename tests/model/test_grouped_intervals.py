@@ -48,6 +48,16 @@ def test_numbers_of_values_ascend_and_null_comes_first() -> None:
     assert distinct.rows() == [(1, None), (1, 3), (2, 7)]
 
 
+def test_names_are_numbered_by_their_letters() -> None:
+    """Not by their codes: "z" has a lower one than "a"."""
+    names = pl.Series(["z", None, "a", "a", None], dtype=pl.Categorical())
+    number, distinct = numbered(pl.DataFrame({"name": names, "flag": [True, None, True, False, None]}), "name", "flag")
+    assert number.tolist() == [3, 0, 2, 1, 0]
+    assert distinct.rows() == [(None, None), ("a", False), ("a", True), ("z", True)]
+    number, distinct = numbered(pl.DataFrame({"rank": pl.Series([], dtype=pl.Int32)}), "rank")
+    assert (number.tolist(), distinct.height) == ([], 0)
+
+
 @given(st.lists(st.integers(0, GROUPS - 1), max_size=20))
 def test_each_row_is_in_its_group_and_groups_without_rows_are_empty(number: list[int]) -> None:
     found = rows_of_groups(np.array(number, np.int64), GROUPS)

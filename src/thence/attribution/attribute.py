@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.attribution.collectives import complete_collectives
-from thence.attribution.host_rows import host_rows, launch_rows, row_numbers
+from thence.attribution.host_rows import host_rows, launch_rows
 from thence.attribution.launch_places import launch_places
 from thence.attribution.sources import file_of_frame
 from thence.attribution.steps import find_steps, with_counting_ranges
 from thence.attribution.waiting import completed_waiting
 from thence.model.attributed import RULE, Attributed
+from thence.model.columns import row_numbers
 from thence.model.names import distinct_names
 from thence.model.own_code import OwnCode, packages_shown
 from thence.model.places import HLO

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.model.columns import row_numbers
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.names import matching
 from thence.model.tables import COLLECTIVES
@@ -59,8 +60,8 @@ def _collectives_of_host_ops(tables: Tables, described_rows: pl.Series, launch: 
         return COLLECTIVES.empty()
     described = np.zeros(tables.host.height, np.bool_)
     described[on_host["host"].to_numpy()] = True
-    parent = tables.host["parent"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
-    around = chain_to(parent, launch.fill_null(NO_ROW).cast(pl.Int64).to_numpy(), described)
+    parent = row_numbers(tables.host["parent"])
+    around = chain_to(parent, row_numbers(launch), described)
     launched = (
         pl.DataFrame({"host": around})
         .with_row_index("gpu")
@@ -235,5 +236,5 @@ def _launched_themselves(tables: Tables, ops: pl.Series, launch: pl.Series) -> p
 
 def _around(tables: Tables, rows: pl.Series, wanted: Mask) -> Int64:
     """The innermost wanted row among each host row and its ancestors; `NO_ROW` where there is none."""
-    parent = tables.host["parent"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
-    return chain_to(parent, rows.fill_null(NO_ROW).cast(pl.Int64).to_numpy(), wanted)
+    parent = row_numbers(tables.host["parent"])
+    return chain_to(parent, row_numbers(rows), wanted)

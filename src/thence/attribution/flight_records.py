@@ -25,6 +25,7 @@ import polars as pl
 
 from thence.attribution.cuda_graphs.replays import Replays, in_cuda_graph
 from thence.model.collective_kinds import can_launch, kernels_of_nccl, kind_of
+from thence.model.columns import values_or
 from thence.model.intervals import NO_ROW
 from thence.model.names import matching
 from thence.model.tables import COLLECTIVES, DESCRIBED
@@ -236,7 +237,7 @@ class _Calls:
     def __init__(self, frame: pl.DataFrame, record: FlightRecord, epoch_ns: int | None) -> None:
         self.frame = frame
         self.record = record
-        self.created = frame["created"].fill_null(0).to_numpy()
+        self.created = values_or(frame["created"], 0)
         self.epoch_ns = epoch_ns
         self.usable = (~frame["peers"] & ~frame["kind"].is_in(_PEERS) & frame["of_rank"]).to_numpy()
         self._codes = np.stack([frame[name].rank("dense").fill_null(0).cast(pl.Int64).to_numpy() for name in _FACTS])
@@ -406,7 +407,7 @@ class _Calls:
                 codes.drop_nulls(), on="value", how="left", maintain_order="left"
             )["code"]
             stated = values.is_not_null().to_numpy()
-            known[place] = np.where(stated, code_of_value.fill_null(_SEVERAL).to_numpy(), _NOTHING)
+            known[place] = np.where(stated, values_or(code_of_value, _SEVERAL), _NOTHING)
         return known
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from thence.attribution.sources import parse_frames
+from thence.model.columns import name_codes, row_numbers
 from thence.model.grouped_intervals import numbered, rows_of_groups
 from thence.model.intervals import NO_ROW, chain_to, last_begun
 from thence.model.launches import CALLS, UNCERTAIN, matched_rows
@@ -105,8 +106,7 @@ class HostRows:
     def of(self, *categories: str) -> Mask:
         """Which host rows are of one of the categories."""
         if categories not in self._masks:
-            chosen = np.array([category in categories for category in HOST_CATEGORIES], np.bool_)
-            chosen &= self._recorded
+            chosen = _are(categories) & self._recorded
             self._masks[categories] = chosen.take(self.category) if chosen.any() else self._none
         return self._masks[categories]
 
@@ -130,8 +130,10 @@ class HostRows:
     def used_names(self, *categories: str) -> pl.Series:
         """The distinct names of host rows of these categories."""
         if categories not in self._names_of:
-            used = self._used.filter(pl.col("category").is_in(categories))
-            self._names_of[categories] = distinct_names(used["name"])
+            category, names = self._used
+            used = names.filter(pl.Series(_are(categories).take(category)))
+            # Pairs of one category have a name each.
+            self._names_of[categories] = distinct_names(used) if len(categories) > 1 else used.drop_nulls()
         return self._names_of[categories]
 
     @cached_property
@@ -148,7 +150,7 @@ class HostRows:
     @cached_property
     def every_name(self) -> pl.Series:
         """The distinct names of host rows."""
-        return distinct_names(self._used["name"])
+        return distinct_names(self._used[1])
 
     def named(self, pattern: str, *categories: str) -> Mask:
         """Which host rows of these categories have a name that contains a match of the pattern."""
@@ -167,19 +169,18 @@ class HostRows:
         return wanted.take(codes)
 
     @cached_property
-    def _used(self) -> pl.DataFrame:
+    def _used(self) -> tuple[UInt8, pl.Series]:
         """The distinct pairs of category and name."""
         pair = self._codes * np.int64(len(HOST_CATEGORIES)) + self.category
         row = np.full(int(pair.max(initial=0)) + 1, NO_ROW, np.int64)
         row[pair] = np.arange(len(pair))
-        used: pl.DataFrame = self.tables.host.select("category", "name")[row[row != NO_ROW]]
-        return used
+        rows = row[row != NO_ROW]
+        return self.category[rows], self.names[rows]
 
     @cached_property
     def _codes(self) -> UInt32:
         """Number of the name of each host row, from 1 on; 0 for null."""
-        # The number that replaces null becomes 0 by overflow.
-        return self.names.to_physical().fill_null(np.iinfo(np.uint32).max).to_numpy() + np.uint32(1)
+        return name_codes(self.names).astype(np.uint32)
 
 
 def host_rows(tables: Tables, launch: Int64, own: OwnCode) -> HostRows:
@@ -193,11 +194,9 @@ def host_rows(tables: Tables, launch: Int64, own: OwnCode) -> HostRows:
     return HostRows(tables, own, category, parent, forward, launch)
 
 
-def row_numbers(references: pl.Series) -> Int64:
-    """Row numbers as an array, `NO_ROW` for null."""
-    if references.null_count():
-        references = references.fill_null(NO_ROW)
-    return references.cast(pl.Int64).to_numpy()
+def _are(categories: tuple[str, ...]) -> Mask:
+    """Which of `HOST_CATEGORIES` are among the categories."""
+    return np.array([category in categories for category in HOST_CATEGORIES], np.bool_)
 
 
 def values_at(values: Array, rows: Int64, missing: int) -> Array:

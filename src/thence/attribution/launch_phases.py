@@ -36,6 +36,7 @@ from thence.attribution.host_rows import gathered, values_at
 from thence.attribution.optimizers import OPTIMIZER_RANGES, is_optimizer_file
 from thence.attribution.serving import serving_of
 from thence.attribution.sources import file_of_frame
+from thence.model.columns import values_or
 from thence.model.intervals import NO_ROW
 from thence.model.names import TO_DEVICE, matching
 from thence.model.phases import Phase
@@ -165,7 +166,7 @@ def _recomputing(host: HostRows, engine: Mask, backward: Mask) -> Mask:
     if not engine.any():
         return roots
     ops = host.of("op")
-    sequence = host.tables.host["sequence"].fill_null(NO_ROW).to_numpy()
+    sequence = values_or(host.tables.host["sequence"], NO_ROW)
     numbered = ops & (sequence != NO_ROW)
     rows = np.flatnonzero(numbered)
     around = host.climb(host.parent[rows], ops)

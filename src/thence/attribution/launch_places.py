@@ -29,13 +29,14 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from thence.attribution.host_rows import HostRows, gathered, host_rows, row_numbers, values_at
+from thence.attribution.host_rows import HostRows, gathered, host_rows, values_at
 from thence.attribution.launch_phases import launch_phases, launch_serving
 from thence.attribution.paths import SEPARATOR, PathTree, path_names, path_tree
 from thence.attribution.serving import server_passes
 from thence.attribution.sources import kernel_places, with_sources
 from thence.attribution.xla.iterations import iterations
 from thence.model.attributed import RULE
+from thence.model.columns import mask_of, row_numbers, values_or
 from thence.model.intervals import NO_ROW
 from thence.model.json_fields import decoded
 from thence.model.phases import Position
@@ -298,7 +299,7 @@ def _kernel_files(host: HostRows, wanted: Mask) -> tuple[pl.Series | None, Int64
     launching = named.select(
         pl.col("recorded").cast(pl.String).str.contains('"kernel_file":', literal=True)
     ).to_series()
-    row = host.climb(host.launch, launching.fill_null(value=False).to_numpy())
+    row = host.climb(host.launch, mask_of(launching))
     row = np.where(wanted, row, NO_ROW)
     used = named.filter(launching).unique().select(pl.all().cast(pl.String))
     places = kernel_places(used.iter_rows())
@@ -313,7 +314,7 @@ def _kernel_files(host: HostRows, wanted: Mask) -> tuple[pl.Series | None, Int64
     of_row = pl.DataFrame({name: gathered(named[name], row).cast(pl.String) for name in named.columns}).join(
         place_of_launch, on=["kernel", "recorded"], how="left", maintain_order="left"
     )
-    return of_row["place"], of_row["rule"].fill_null(0).to_numpy()
+    return of_row["place"], values_or(of_row["rule"], 0)
 
 
 def _phase(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
@@ -335,12 +336,11 @@ def _step_kind(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
     """What the pass of a server around the launch computes, by the names of its ranges."""
     top, step_of_row = server_passes(host.tables.host, host.parent)
     row = host.climb(host.launch, top)
-    names = pl.Series(row).replace_strict(
-        {pass_row: str(step) for pass_row, step in step_of_row.items()}, default=None, return_dtype=pl.String
-    )
-    absent = _number(kind.outside if top.any() else kind.missing)
-    rules = np.where(names.is_null().to_numpy(), absent, _number("launch_ranges"))
-    return {kind.name: names.cast(pl.Categorical()), f"{kind.name}_rule": _coded(rules, len(names))}
+    passes = sorted(step_of_row)
+    steps = pl.Series([str(step_of_row[pass_row]) for pass_row in passes], dtype=pl.Categorical())
+    names = gathered(steps, np.where(row == NO_ROW, NO_ROW, np.searchsorted(passes, row)))
+    rules = np.where(row == NO_ROW, _number(kind.outside if passes else kind.missing), _number("launch_ranges"))
+    return {kind.name: names, f"{kind.name}_rule": _coded(rules, len(names))}
 
 
 def _iteration(host: HostRows, kind: Kind) -> dict[str, pl.Series]:

@@ -21,6 +21,7 @@ import numpy as np
 import polars as pl
 
 from thence.attribution.host_rows import gathered
+from thence.model.columns import row_numbers
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.shortened_names import narrowed
 from thence.model.trees import ancestors, depths, trie
@@ -237,7 +238,7 @@ def path_tree(
     number[on_path] = np.arange(len(on_path))
     around = number[chain_to(parent, parent[on_path], wanted)]
     on_path_names = gathered(names, on_path)
-    codes = on_path_names.to_physical().cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    codes = row_numbers(on_path_names.to_physical())
     node, first = trie(around, codes)
     above = around[first]
     tree_parent = np.where(above == NO_ROW, NO_ROW, node[above]) if len(node) else above

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from thence.model.columns import mask_of, row_numbers
 from thence.model.graph_labels import FRAME_SEPARATOR
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.json_fields import decoded, field
@@ -78,7 +79,7 @@ def parse_frames(host: pl.DataFrame, own: OwnCode) -> Frames:
     Args:
         host: columns name, category and parent of `thence.model.tables.HOST`.
     """
-    python = (host["category"] == "python").fill_null(value=False).to_numpy()
+    python = mask_of(host["category"] == "python")
     names = host["name"]
     if not python.any():
         nothing = pl.Series([None], dtype=pl.Categorical()).new_from_index(0, host.height)
@@ -112,11 +113,11 @@ def _classes(host: pl.DataFrame, code: Int64, is_frame: Mask, frames: dict[int, 
     callers = [c for c, match in frames.items() if _CALLS_FORWARD.search(match["file"])]
     if not forwards:
         return {}
-    parent = host["parent"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
+    parent = row_numbers(host["parent"])
     rows = np.flatnonzero(is_frame & np.isin(code, forwards))
     between = is_frame & np.isin(code, callers)
     around = chain_to(parent, parent[rows], ~between)
-    module = (host["category"] == "module").fill_null(value=False).to_numpy()
+    module = mask_of(host["category"] == "module")
     known = (around != NO_ROW) & module[around]
     calls = pl.DataFrame({"code": code[rows], "name": host["name"].gather(np.where(known, around, 0))})
     distinct = (

@@ -25,6 +25,7 @@ import polars as pl
 from thence.attribution.launch_places import paths_of
 from thence.attribution.paths import SEPARATOR, PathTree, path_tree
 from thence.attribution.xla.op_names import segments_of
+from thence.model.columns import mask_of, row_numbers
 from thence.model.graph_labels import FRAME_SEPARATOR
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.own_code import OwnCode
@@ -102,7 +103,7 @@ def _known_from_host_ranges(by: str, host: PathTree, node: Int64, place: pl.Seri
     texts = innermost if by == "source" else host.texts(used)
     equal = texts.gather(np.searchsorted(used, node[around])) == place.filter(pl.Series(around))
     result = np.zeros(len(node), np.bool_)
-    result[around] = equal.fill_null(value=False).to_numpy()
+    result[around] = mask_of(equal)
     return pl.Series(result, dtype=pl.Boolean)
 
 
@@ -127,7 +128,7 @@ def _with_paths(tree: PathTree, paths: Sequence[Sequence[str]], attributed: Mask
     more = pl.Series([name for path in paths for name in path], dtype=pl.String)
     names = pl.concat([tree.name.cast(pl.String), more]).cast(pl.Categorical())
     is_frame = np.concatenate([np.ones(old, np.bool_), np.repeat(attributed, lengths)])
-    code = names.to_physical().cast(pl.Int64).fill_null(NO_ROW).to_numpy() * 2 + is_frame
+    code = row_numbers(names.to_physical()) * 2 + is_frame
     node, first = trie(parent, code)
     above = parent[first]
     new = PathTree(np.where(above == NO_ROW, NO_ROW, node[above]), names.gather(first))
@@ -218,4 +219,4 @@ class _Frames:
         """The row of the innermost frame of each stack, by its module and frame; `NO_ROW` without one."""
         first = stacks["module"].cast(pl.Int64).replace_strict(self.first, default=None)
         row = first + stacks["frame"].cast(pl.Int64) - 1
-        return row.fill_null(NO_ROW).to_numpy().copy()
+        return row_numbers(row).copy()

@@ -41,6 +41,7 @@ import polars as pl
 from thence.attribution.host_rows import gathered
 from thence.attribution.serving import server_passes
 from thence.model.attributed import RULE
+from thence.model.columns import row_numbers
 from thence.model.intervals import NO_ROW, last_begun
 from thence.model.tables import STEPS
 from thence.model.thresholds import (
@@ -424,7 +425,7 @@ def _launched_in(tables: Tables, host: HostRows, steps: pl.DataFrame) -> tuple[I
     known = host.launch != NO_ROW
     time = np.zeros(gpu.height, np.int64)
     time[known] = tables.host["start"].to_numpy()[host.launch[known]]
-    execution = gpu["program"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    execution = row_numbers(gpu["program"])
     executions = bool((steps["kind"] == "program").any())
     by_program = (execution != NO_ROW) & (~known | executions)
     if by_program.any():

@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import polars as pl
 
+from thence.model.columns import values_or
 from thence.model.intervals import reached_before
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    import polars as pl
 
-    from thence.model.arrays import Int64
+    from thence.model.arrays import Array, Int64, Mask
 
 
 @dataclass(frozen=True)
@@ -80,22 +81,39 @@ def numbered(frame: pl.DataFrame, *columns: str) -> tuple[Int64, pl.DataFrame]:
     Returns:
         The number of each row, and a frame with one row of values per number.
     """
-    keys = frame.select(columns)
-    changes = keys.select(
-        pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift()) for name in columns)
-    ).to_series()
     # Rows come in runs, mostly; only the first of each run is looked up.
-    first = np.flatnonzero(changes.to_numpy() | (np.arange(len(changes)) == 0))
-    runs = keys[first]
-    order = runs.select(pl.arg_sort_by(*columns)).to_series()
+    first = np.flatnonzero(_begins([frame[name] for name in columns]))
+    runs = frame.select(columns)[first]
+    order = np.lexsort([_ordered(runs[name]) for name in reversed(columns)])
     ordered = runs[order]
-    new = ordered.select(
-        pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift()) for name in columns)
-    ).to_series().to_numpy() | (np.arange(ordered.height) == 0)
-    number = np.empty(runs.height, np.int64)
-    number[order.to_numpy()] = np.cumsum(new) - 1
+    new = _begins([ordered[name] for name in columns])
+    number = np.empty(len(first), np.int64)
+    number[order] = np.cumsum(new) - 1
     length = np.diff(np.append(first, frame.height))
-    return np.repeat(number, length), ordered.filter(pl.Series(new, dtype=pl.Boolean))
+    return np.repeat(number, length), ordered[np.flatnonzero(new)]
+
+
+def _is_plain(values: pl.Series) -> bool:
+    """Whether an array of NumPy is the same: most keys are integers without null."""
+    return values.dtype.is_integer() and not values.null_count()
+
+
+def _begins(columns: list[pl.Series]) -> Mask:
+    """Which rows differ from the row before them in a column; the first does."""
+    result = np.zeros(len(columns[0]), np.bool_)
+    result[:1] = True
+    for values in columns:
+        if _is_plain(values):
+            array = values.to_numpy()
+            result[1:] |= array[1:] != array[:-1]
+        else:
+            result[1:] |= values[1:].ne_missing(values[:-1]).to_numpy()
+    return result
+
+
+def _ordered(values: pl.Series) -> Array:
+    """Numbers in the order of the values, null first."""
+    return values.to_numpy() if _is_plain(values) else values_or(values.rank("dense"), 0)
 
 
 def rows_of_groups(number: Int64, groups: int) -> list[Int64]:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import numpy as np
 import polars as pl
+
+from thence.model.columns import mask_of
+
+if TYPE_CHECKING:
+    from thence.model.arrays import Mask
 
 UNNAMED = "(unnamed)"
 """Name of activities and host ranges for which the producer gave none: every row has a name."""
@@ -28,8 +36,15 @@ def matching(names: pl.Series, pattern: str) -> pl.Series:
         names: Categorical; a null matches nothing.
         pattern: as Polars takes it.
     """
-    distinct = distinct_names(names).cast(pl.String)
-    found = distinct.filter(distinct.str.contains(pattern)).cast(pl.Categorical())
-    if found.is_empty():
-        return pl.Series([False]).new_from_index(0, len(names)).alias(names.name)
-    return names.is_in(found.implode()).fill_null(value=False)
+    distinct = distinct_names(names)
+    found = distinct.filter(distinct.cast(pl.String).str.contains(pattern))
+    return pl.Series(names.name, among(names, found), dtype=pl.Boolean)
+
+
+def among(names: pl.Series, chosen: pl.Series) -> Mask:
+    """Which names are among the chosen ones.
+
+    Args:
+        names, chosen: Categorical; a null in ``names`` is not among them.
+    """
+    return mask_of(names.is_in(chosen.implode())) if len(chosen) else np.zeros(len(names), np.bool_)

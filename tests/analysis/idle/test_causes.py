@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import thence
-from helpers import DATA, RECORDINGS, TORCH, event, examples, kernel, launch, opened
+from helpers import DATA, DIFFERENT, TORCH, event, examples, kernel, launch, opened
 from thence.analysis.idle.causes import idle_causes
 from thence.analysis.idle.host_causes import CAUSES, REASON_TITLES, REASONS, host_causes
 from thence.analysis.idle.places import names_of_contexts
@@ -213,7 +213,7 @@ SEVERAL_FORMATS = (
 )
 
 
-@pytest.mark.parametrize("path", [*RECORDINGS, *SEVERAL_FORMATS], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*DIFFERENT, *SEVERAL_FORMATS], ids=lambda path: path.name)
 def test_every_idle_nanosecond_of_a_recording_has_one_cause(path: Path) -> None:
     trace = thence.open(path)
     total = summarize(trace.tables, "kernel")

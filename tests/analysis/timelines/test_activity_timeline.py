@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 import thence
-from helpers import RECORDINGS, event, kernel, launch, opened, unzipped
+from helpers import DIFFERENT, event, kernel, launch, opened, unzipped
 from thence.analysis.timelines import activity_timeline as module
 from thence.analysis.timelines.activity_timeline import ActivityTimeline, activity_timeline
 
@@ -109,7 +109,7 @@ def test_nothing_ran(tmp_path: Path) -> None:
         activity_timeline(trace.tables, pl.DataFrame())
 
 
-@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DIFFERENT, ids=lambda path: path.name)
 def test_a_recording_has_each_of_its_activities_and_all_of_its_idle_time(path: Path) -> None:
     trace = thence.open(path)
     view = timeline(trace)

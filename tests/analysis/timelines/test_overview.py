@@ -10,7 +10,7 @@ import pytest
 
 import thence
 from collective_jobs import skewed
-from helpers import FSDP, RECORDINGS, kernel, launch, opened, shared
+from helpers import DIFFERENT, FSDP, kernel, launch, opened, shared
 from thence.analysis.timelines import overview as timeline_overview
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def test_nothing_ran(tmp_path: Path) -> None:
         opened(tmp_path, [launch(1, 1)]).overview()
 
 
-@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DIFFERENT, ids=lambda path: path.name)
 def test_bins_of_a_recording_add_up_to_busy_time(path: Path) -> None:
     trace = thence.open(path)
     view = trace.overview()

@@ -27,6 +27,7 @@ import polars as pl
 from thence.analysis.collectives.instances import Instances, collective_instances, together
 from thence.model.answer import Answer, TableView
 from thence.model.collective_kinds import JOINT
+from thence.model.columns import values_or
 from thence.model.thresholds import CLOCK_SCATTER_QUANTILE, TIMESTAMP_NS
 from thence.units import format_ns
 
@@ -220,7 +221,7 @@ def _connecting(shared: pl.DataFrame) -> pl.DataFrame:
         shared.select(pl.col(name).rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
         for name in ("rank", "instance")
     )
-    size = shared["group_size"].fill_null(0).to_numpy()
+    size = values_or(shared["group_size"], 0)
     used, apart = np.zeros(len(size), np.bool_), rank.max() + 2
     for this in sizes:
         more = used | (size == this)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.model.columns import row_numbers
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.names import matching
 from thence.model.thresholds import FIRST_CALL_NS, FIRST_CALL_RATIO
@@ -108,8 +109,8 @@ def _long_ops(trace: Attributed, rows: pl.DataFrame) -> pl.DataFrame:
     """First calls whose host op took so long that it must have created the communicator."""
     wanted = matching(trace.host["name"], _OPS)
     launch = trace.places["launch"].gather(rows["gpu"].cast(pl.UInt32))
-    parent = trace.host["parent"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
-    op = chain_to(parent, launch.fill_null(NO_ROW).cast(pl.Int64).to_numpy(), wanted.to_numpy())
+    parent = row_numbers(trace.host["parent"])
+    op = chain_to(parent, row_numbers(launch), wanted.to_numpy())
     known = op != NO_ROW
     took = np.zeros(rows.height, np.int64)
     took[known] = trace.host["duration"].to_numpy()[op[known]]

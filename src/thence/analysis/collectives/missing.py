@@ -119,6 +119,8 @@ def _size_of_programs(tables: Tables) -> int | None:
 
 def _size_of_groups(tables: Tables) -> int | None:
     """The size of the largest process group that is taken as the ranks from 0 on."""
+    if tables.collectives.is_empty():
+        return None
     rows = tables.collectives.select("gpu", "group_size", "group_ranks")
     program = tables.gpu["program"].gather(rows["gpu"].cast(pl.UInt32))
     groups = rows.filter(program.is_null()).select("group_size", pl.col("group_ranks").cast(pl.String)).unique()

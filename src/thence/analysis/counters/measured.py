@@ -16,6 +16,7 @@ import polars as pl
 from thence.analysis.counters.devices import CLOCKS, Sampled, sampled_devices
 from thence.analysis.counters.sharing import of_places, pairs_of, pieces_of, shared, sums, with_idle
 from thence.attribution.work.data_types import data_types
+from thence.model.columns import values_or
 from thence.model.counter_names import COUNTERS, ENERGY
 from thence.model.intervals import Intervals
 from thence.model.peaks import tensor_flop_in_cycle
@@ -160,7 +161,7 @@ def _add_tensor_flop(
     """
     pairs, cycles = sampled.pairs, sampled.shares["tensor_cycles"].of_pairs
     wide, flop = np.zeros(len(sampled.rows), np.bool_), np.full(len(sampled.rows), np.nan)
-    wide[position], flop[position] = asked["wide"].to_numpy(), asked["flop"].fill_null(np.nan).to_numpy()
+    wide[position], flop[position] = asked["wide"].to_numpy(), values_or(asked["flop"], np.nan)
     duration = np.maximum(sampled.activity_end - sampled.activity_start, 1)
     activity = pairs.activity[pieces.pair]
     modelled = ~np.isnan(flop[activity]) & ~wide[activity]

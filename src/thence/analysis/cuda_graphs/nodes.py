@@ -24,6 +24,7 @@ from thence.attribution.cuda_graphs.by_node import executed, match
 from thence.attribution.cuda_graphs.join_labels import process_mismatch
 from thence.attribution.cuda_graphs.replays import Replays
 from thence.attribution.cuda_graphs.signatures import KernelNames
+from thence.model.columns import row_numbers
 from thence.model.intervals import NO_ROW
 from thence.model.tables import API_CALLS
 
@@ -84,7 +85,7 @@ class GraphNodes:
 
 def called_rows(trace: Attributed) -> Int64:
     """Host row of the API call that launched each activity; `NO_ROW` if unknown."""
-    launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    launch = row_numbers(trace.places["launch"])
     if not trace.host.height:
         return np.full(len(launch), NO_ROW)
     is_call = trace.host["category"].is_in(API_CALLS).to_numpy()

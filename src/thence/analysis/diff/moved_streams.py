@@ -40,6 +40,7 @@ from thence.analysis.diff.matching import family
 from thence.analysis.diff.sample import PLACED, STEP
 from thence.analysis.diff.streams import OWN_STREAM, SHAPE
 from thence.analysis.grouping.kernel_groups import groups_of_names
+from thence.model.columns import mask_of
 from thence.model.intervals import NO_ROW
 from thence.model.kernel_names import clip, short_names
 from thence.model.thresholds import (
@@ -154,7 +155,7 @@ def moved_work(
     most = rows.select(pl.max_horizontal("before_ns", "after_ns") * share).to_series()
     least = NEGLIGIBLE_STEP_SHARE * max(total["before_ns"], total["after_ns"])
     moved = (rows["moved_share"] >= PARTLY_MOVED_SHARE).to_numpy()
-    placed = (rows["before_placement"] != rows["after_placement"]).fill_null(value=False).to_numpy() & ~moved
+    placed = mask_of(rows["before_placement"] != rows["after_placement"]) & ~moved
     ran = bool(most.filter(pl.Series(moved)).sum() >= least)
     if (
         not ran

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from thence.model.columns import row_numbers
 from thence.model.grouped_intervals import distinct
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.phases import Phase
@@ -208,7 +209,7 @@ def keep_largest(nodes: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
     order = nodes.sort("total_ns", "node", descending=[True, False])["node"].head(most)
     all_idle = nodes["idle"] & (nodes["depth"] == 1)
     keep = all_idle | nodes["node"].is_in(order.implode())
-    parent = nodes["parent"].fill_null(NO_ROW).to_numpy()
+    parent = row_numbers(nodes["parent"])
     hidden = nodes.filter(~keep)
     holder = chain_to(parent, hidden["node"].to_numpy(), keep.to_numpy())
     # Times of the outermost hidden nodes include those of the nodes inside them.

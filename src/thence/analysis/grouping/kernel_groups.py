@@ -171,7 +171,7 @@ def kernel_groups(trace: Attributed, patterns: Patterns) -> pl.Series:
             "user": _of_user(trace, keys, patterns),
             "described": described,
             "copied": gpu["kind"].is_in(["memcpy", "memset"]),
-            "named": _of_names(gpu["name"]).cast(groups),
+            "named": _of_names(trace).cast(groups),
             "computed": _of_opcodes(trace, keys).cast(groups),
         }
     )
@@ -208,8 +208,10 @@ def groups_of_names(names: pl.Series) -> pl.Series:
     return groups.gather(number.cast(pl.UInt32))
 
 
-def _of_names(names: pl.Series) -> pl.Series:
-    """As `groups_of_names`, for names that repeat: each is looked at once."""
+@of_each_activity
+def _of_names(trace: Attributed) -> pl.Series:
+    """The group of each row of gpu by its name alone; each distinct name is looked at once."""
+    names = trace.gpu["name"]
     distinct = distinct_names(names)
     groups = pl.DataFrame({"name": distinct.to_physical(), "group": groups_of_names(distinct)})
     rows = names.to_physical().alias("name").to_frame()

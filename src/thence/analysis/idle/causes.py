@@ -46,6 +46,7 @@ from thence.analysis.idle.host_threads import (
     together,
 )
 from thence.analysis.selection.windows import covers_only_part, cut_to_windows, windows_of_selection
+from thence.model.columns import row_numbers, values_or
 from thence.model.grouped_intervals import numbered, rows_of_groups
 from thence.model.intervals import NEVER, NO_ROW, Intervals, last_begun
 from thence.model.thresholds import EARLY_RETURN_NS, FIRST_USE_CALL_NS, FIRST_USE_OPERATOR_NS
@@ -266,7 +267,7 @@ class _Facts:
         thread = thread_numbers(host)
         threads = HostThreads.of(trace, thread)
         is_call = threads.is_call
-        launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+        launch = row_numbers(trace.places["launch"])
         cause = host_causes(trace.host, trace.meta.formats)
         # A call of which nothing is known but that it launched is a launch, whatever its name.
         calls = launch[launch != NO_ROW]
@@ -299,9 +300,9 @@ def _launch_times(trace: Attributed, launch: Int64, start: Int64, end: Int64, is
         late = np.minimum(end[row], trace.gpu["start"].to_numpy())
         begins, ends = np.where(linked, late, begins), np.where(linked, late, ends)
     if trace.programs.height:
-        program = trace.gpu["program"].fill_null(NO_ROW).to_numpy().astype(np.int64)
-        launched = trace.programs["launch"].fill_null(-1).to_numpy()
-        took = trace.programs["launch_duration"].fill_null(0).to_numpy()
+        program = row_numbers(trace.gpu["program"])
+        launched = values_or(trace.programs["launch"], -1)
+        took = values_or(trace.programs["launch_duration"], 0)
         by_program = ~known & (program != NO_ROW) & (launched[program] >= 0)
         begins = np.where(by_program, launched[program], begins)
         ends = np.where(by_program, launched[program] + took[program], ends)

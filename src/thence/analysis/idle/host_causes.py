@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.model.columns import name_codes, row_numbers
 from thence.model.formats import THENCE_RECORDING
 from thence.model.intervals import NO_ROW
 from thence.model.phases import HOST_STATES, HostState, Phase
@@ -166,7 +167,7 @@ def host_causes(host: pl.DataFrame, formats: Iterable[str] = ()) -> UInt8:
     frames = "host" if set(formats) == {THENCE_RECORDING} else "python"
     causes = [_named_cause(str(category), name or "", state, waits, frames) for category, name, state in rows.rows()]
     own = np.array([NUMBER[own] for own, _ in causes], np.uint8)[number]
-    parent = host["parent"].fill_null(NO_ROW).to_numpy().astype(np.int64)
+    parent = row_numbers(host["parent"])
     traced = (host["category"] == "python").to_numpy() & (frames == "python")
     if traced.any():
         own = _with_traced_frames(own, traced, parent, host["duration"].to_numpy())
@@ -196,7 +197,7 @@ def _with_traced_frames(own: UInt8, traced: Mask, parent: Int64, duration: Int64
 
 def _distinct(host: pl.DataFrame) -> tuple[Int64, Int64]:
     """One row of each combination of category, name and state, and the number of each row's combination."""
-    name = host["name"].to_physical().cast(pl.Int64).fill_null(-1).to_numpy() + 1
+    name = name_codes(host["name"])
     category = host["category"].to_physical().to_numpy().astype(np.int64)
     key = name * len(_BY_CATEGORY) + category
     if host["state"].null_count() < host.height:

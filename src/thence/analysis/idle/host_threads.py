@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.model.columns import row_numbers
 from thence.model.formats import KINETO_TRACE, THENCE_RECORDING
 from thence.model.intervals import NEVER, NO_ROW, Intervals, reached_before
 from thence.model.phases import HOST_STATES, HostState
@@ -200,7 +201,7 @@ def innermost_rows(host: pl.DataFrame, is_call: Mask, thread: Int64) -> list[Inn
         return []
     start = host["start"].to_numpy()
     end = start + host["duration"].to_numpy()
-    parent = host["parent"].fill_null(NO_ROW).to_numpy()
+    parent = row_numbers(host["parent"])
     call = np.flatnonzero(is_call)
     around, following = parent[call], np.minimum(call + 1, len(start) - 1)
     limit = np.where(around != NO_ROW, end[around], _LATEST)

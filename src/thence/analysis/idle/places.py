@@ -15,9 +15,10 @@ import polars as pl
 
 from thence.analysis.idle.host_causes import REASONS
 from thence.analysis.steps.windows import steps
-from thence.attribution.host_rows import gathered, row_numbers
+from thence.attribution.host_rows import gathered
 from thence.attribution.launch_places import places_of_rows
 from thence.errors import MissingData
+from thence.model.columns import name_codes, row_numbers
 from thence.model.grouped_intervals import numbered as numbered_rows
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.own_code import OwnCode
@@ -80,7 +81,7 @@ class Contexts:
 
     def at(self, rows: pl.Series) -> Numbers:
         """The context of each of these host rows, `NO_ROW` for null."""
-        numbers: Numbers = self.number[rows.fill_null(NO_ROW).to_numpy()]
+        numbers: Numbers = self.number[row_numbers(rows)]
         return numbers
 
     def table(self, host: pl.DataFrame) -> pl.DataFrame:
@@ -155,7 +156,7 @@ def _contexts(host: pl.DataFrame) -> tuple[Int64, Int64]:
 
 def _codes(names: pl.Series) -> Int64:
     """The number of each Categorical name, 0 for null."""
-    return names.to_physical().cast(pl.Int64).fill_null(-1).to_numpy() + 1
+    return name_codes(names)
 
 
 def kinds_of(by: str) -> list[str]:
@@ -215,7 +216,7 @@ def _numbered_names(trace: Attributed, pieces: pl.DataFrame, by: str, places: Ho
         number, first = numbered(_codes(name))
     else:
         name = pieces[by]
-        number, first = numbered(name.to_physical().cast(pl.Int64).fill_null(NO_ROW).to_numpy())
+        number, first = numbered(row_numbers(name.to_physical()))
     return number, name.gather(first)
 
 

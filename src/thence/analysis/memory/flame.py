@@ -15,6 +15,7 @@ from thence.analysis.memory.moments import PEAK, live_at, moments
 from thence.analysis.memory.places import DEVICE, HOST_DEVICE, MemoryPlaces
 from thence.attribution.launch_places import paths_of
 from thence.errors import MissingData, UsageError
+from thence.model.columns import values_or
 from thence.model.graph_labels import FRAME_SEPARATOR
 from thence.model.intervals import NO_ROW
 from thence.model.own_code import OwnCode
@@ -57,7 +58,7 @@ def memory_flame(trace: Attributed, by: str | None) -> Flame:
         )
     placed = allocations(trace)
     row = placed.join(moments(trace, PEAK).select(*DEVICE, "row"), on=DEVICE, how="left", maintain_order="left")["row"]
-    live = live_at(placed, row.fill_null(-1).to_numpy()) & row.is_not_null().to_numpy()
+    live = live_at(placed, values_or(row, -1)) & row.is_not_null().to_numpy()
     shown = pl.any_horizontal(pl.col("start", "module", "source", "label", "op").is_not_null())
     table = placed.filter(pl.Series(live) & placed.select(shown).to_series())
     kind = by or next((name for name in FLAME_KINDS if name in FRAMES and any(_paths(trace, table, name))), "ops")

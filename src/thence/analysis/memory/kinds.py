@@ -19,6 +19,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.memory.places import PLACES, MemoryPlaces, next_start
+from thence.model.columns import mask_of, values_or
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.phases import Phase
 from thence.model.tables import MEMORY_KINDS
@@ -54,8 +55,8 @@ def kinds(places: MemoryPlaces) -> pl.Series:
     stated = rows["kind"]
     if stated.null_count() == 0 or places.trace.host.is_empty():
         return stated
-    start = rows["start"].fill_null(_NEVER).to_numpy()
-    end = rows["end"].fill_null(_NEVER).to_numpy()
+    start = values_or(rows["start"], _NEVER)
+    end = values_or(rows["end"], _NEVER)
     kind = _by_pass(places, start, end)
     host = places.trace.host
     operator_end = (host["start"] + host["duration"]).to_numpy()[places.operator]
@@ -89,7 +90,7 @@ def _by_pass(places: MemoryPlaces, start: Int64, end: Int64) -> Int64:
     """The kind by the passes in which memory is allocated and returned: position in `MEMORY_KINDS`, or `NO_ROW`."""
     kind = np.full(len(start), NO_ROW, np.int64)
     phase, rank = places.of_calls("phase").cast(pl.String), places.calls["rank"].to_numpy()
-    of_phase = {p: (phase == p.value).fill_null(value=False).to_numpy() for p in Phase}
+    of_phase = {p: mask_of(phase == p.value) for p in Phase}
 
     def put(mask: Mask, name: str) -> None:
         kind[mask] = MEMORY_KINDS.index(name)

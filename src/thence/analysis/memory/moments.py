@@ -9,6 +9,7 @@ import polars as pl
 
 from thence.analysis.memory.places import DEVICE, HOST_DEVICE, steps_at, with_device
 from thence.errors import MissingData, UsageError
+from thence.model.columns import row_numbers
 from thence.model.selection import parse_time
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def live_at(memory: pl.DataFrame, row: Int64) -> Mask:
         memory: as `thence.model.tables.MEMORY`.
         row: for each allocation the row of memory_totals that is asked for.
     """
-    opened = memory["opened"].cast(pl.Int64).fill_null(-1).to_numpy()
+    opened = row_numbers(memory["opened"])
     closed = memory["closed"].cast(pl.Int64).fill_null(_NEVER).to_numpy()
     live: Mask = (opened <= row) & (closed > row)
     return live

@@ -12,6 +12,7 @@ import polars as pl
 from thence.analysis.idle.places import Contexts, HostPlaces
 from thence.attribution.host_rows import gathered, host_rows
 from thence.attribution.launch_phases import row_phases
+from thence.model.columns import row_numbers, values_or
 from thence.model.grouped_intervals import numbered, rows_of_groups
 from thence.model.intervals import NO_ROW, chain_to, innermost, last_begun
 from thence.model.own_code import OwnCode
@@ -75,7 +76,7 @@ class MemoryPlaces:
     @cached_property
     def parent(self) -> Int64:
         """The parent of each row of host, `NO_ROW` for none."""
-        return self.trace.host["parent"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+        return row_numbers(self.trace.host["parent"])
 
     @cached_property
     def operator(self) -> Int64:
@@ -141,7 +142,7 @@ class MemoryPlaces:
     @cached_property
     def step(self) -> Int64:
         """The row of steps in which each call was made, `NO_ROW` outside of steps."""
-        device = self.calls["device"].fill_null(HOST_DEVICE).to_numpy()
+        device = values_or(self.calls["device"], HOST_DEVICE)
         return steps_at(self.trace, self.calls["rank"].to_numpy(), device, self.calls["start"])
 
 
@@ -149,7 +150,7 @@ def steps_at(trace: Attributed, ranks: Int64, devices: Int64, times: pl.Series) 
     """The row of steps that each time of a rank's device is in, `NO_ROW` for none; times may be null."""
     result = np.full(len(times), NO_ROW, np.int64)
     known = times.is_not_null().to_numpy()
-    time = times.fill_null(0).to_numpy()
+    time = values_or(times, 0)
     steps = trace.steps.with_row_index("row").select("row", "rank", "device", "start", "duration")
     for rank, device in np.unique(np.stack([ranks[known], devices[known]]), axis=1).T.tolist():
         of_device = steps.filter(pl.col("rank") == rank, pl.col("device").is_null() | (pl.col("device") == device))

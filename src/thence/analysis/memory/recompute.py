@@ -19,6 +19,7 @@ import polars as pl
 
 from thence.analysis.grouping.kernel_groups import communicates
 from thence.analysis.memory.places import DEVICE, next_start
+from thence.model.columns import values_or
 from thence.model.intervals import NO_ROW, last_begun
 from thence.model.phases import Phase
 
@@ -139,7 +140,7 @@ def _returned(trace: Attributed, activations: pl.DataFrame, history: pl.DataFram
     last = last_begun(both["begin"].to_numpy(), end)
     inside = (last != NO_ROW) & (end <= both["until"].to_numpy()[last])
     changes = int(history["row"][0]) + np.searchsorted(
-        history["start"].to_numpy(), both["function_end"].fill_null(_NEVER).to_numpy()[last], side="right"
+        history["start"].to_numpy(), values_or(both["function_end"], _NEVER)[last], side="right"
     )
     return pl.Series(np.where(inside, np.minimum(changes, closed), closed))
 

@@ -32,6 +32,7 @@ from thence.analysis.ranks.nodes import with_links
 from thence.analysis.ranks.summary import COLLECTIVES as SUMMARISED
 from thence.analysis.ranks.summary import SUMMARY
 from thence.model.attributed import Attributed
+from thence.model.columns import values_or
 from thence.model.tables import COLLECTIVES, GPU, GRAPH_PLACES, HOST, PROGRAMS
 from thence.model.thresholds import CLOCK_DRIFT_RATIO, CLOCK_SCATTER_QUANTILE, MIN_CLOCK_SAMPLES, TIMESTAMP_NS
 
@@ -98,7 +99,7 @@ class Clocks:
         """The ns to subtract from each time, given its rank."""
         known = self.rows["rank"].to_numpy()
         row = np.searchsorted(known, rank)
-        offset = self.rows["offset_ns"].fill_null(0).to_numpy()[row]
+        offset = values_or(self.rows["offset_ns"], 0)[row]
         drifts = self.rows.select(
             pl.when("drift_applied").then("drift_ns_per_s").otherwise(0.0).fill_null(0.0)
         ).to_series()

@@ -33,6 +33,7 @@ from thence.analysis.rank_tables import concatenated, rank_table
 from thence.analysis.selection.select import select
 from thence.analysis.steps.windows import STEP, selected_steps
 from thence.errors import MissingData
+from thence.model.columns import row_numbers
 from thence.model.grouped_intervals import numbered, rows_of_groups
 from thence.model.intervals import NO_ROW, Intervals, covered_lengths, last_begun, reached_before, union, union_lengths
 from thence.model.places import COMPARED
@@ -541,7 +542,9 @@ def _batches(trace: Attributed) -> Iterator[tuple[int, ...]]:
 
 def _summarised(trace: Attributed, ranks: tuple[int, ...], *, explain: bool) -> Iterator[dict[str, pl.DataFrame]]:
     """The summary of a batch of ranks; a rank of which others have steps and it has none has one of its own."""
-    summary = summarise_rank(select(trace, Selection(ranks=ranks)), explain=explain)
+    # What was found of the activities of the whole trace is there already.
+    part = trace if list(ranks) == trace.ranks else select(trace, Selection(ranks=ranks))
+    summary = summarise_rank(part, explain=explain)
     without = sorted(set(ranks) - set(summary["steps"]["rank"]))
     if not without or len(ranks) == 1:
         yield summary
@@ -730,7 +733,7 @@ def _idle(trace: Attributed, frame: pl.DataFrame) -> pl.DataFrame:
     # Hundreds of pieces share window, cause and context, so they are summed before names are looked up.
     of_part, of_context, of_pieces = _pair_sums(part, context[inside] + np.int64(1), amounts)
     sums = {by: _named_sums(of_part, of_context - 1, of_pieces, name) for by, name in names.items()}
-    activity = pieces["gpu"].fill_null(NO_ROW).to_numpy()
+    activity = row_numbers(pieces["gpu"])
     sums["phase"] = _named_sums(part, activity, amounts, trace.around.places["phase"])
     every, _, total = _pair_sums(of_part, np.zeros_like(of_part), of_pieces)
     sums["cause"] = total.select(part=every, name=pl.lit(None, pl.Categorical()), count="count", total_ns="total_ns")
@@ -761,7 +764,7 @@ def _named_sums(part: Int64, number: Int64, amounts: pl.DataFrame, names: pl.Ser
         amounts: count, total_ns.
         names: Categorical; names may repeat and may be null.
     """
-    code = np.append(names.to_physical().cast(pl.Int64).fill_null(NO_ROW).to_numpy(), NO_ROW)
+    code = np.append(row_numbers(names.to_physical()), NO_ROW)
     named = np.flatnonzero(code[number] != NO_ROW)
     of_part, of_code, sums = _pair_sums(part[named], code[number[named]], amounts[named])
     row = np.zeros(int(code.max()) + 2, np.int64)

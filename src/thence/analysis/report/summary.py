@@ -412,6 +412,8 @@ def _span_and_busy(gpu: pl.DataFrame) -> tuple[Ns, Ns]:
 
 def _reasons(trace: Attributed, parts: pl.DataFrame, total: Ns) -> tuple[Reason, ...]:
     """The time without a place, by reason."""
+    if not parts["place"].null_count():
+        return ()
     grouped = (
         parts.filter(pl.col("place").is_null())
         .group_by(pl.col("reason").cast(pl.String))

@@ -13,6 +13,7 @@ import polars as pl
 from thence.analysis.programs.warmup import WarmUp, phases, separate_work
 from thence.analysis.steps.windows import selected_windows, steps
 from thence.errors import MissingData, UsageError
+from thence.model.columns import row_numbers
 from thence.model.grouped_intervals import numbered
 from thence.model.intervals import NO_ROW
 from thence.model.places import SEARCHED
@@ -127,7 +128,7 @@ def _in_steps(trace: Attributed, chosen: StepChoice) -> Mask:
     place = devices.with_row_index("place").join(windows, on=["rank", "device"], maintain_order="left")
     count = trace.steps.height
     wanted = place["place"].cast(pl.Int64).to_numpy() * count + place["row"].to_numpy()
-    step = trace.places["step_row"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    step = row_numbers(trace.places["step_row"])
     mask: Mask = np.isin(device * count + step, wanted) & (step != NO_ROW)
     return mask
 
@@ -306,7 +307,7 @@ def in_time(trace: Attributed, begin: int, end: int) -> Attributed:
     overlapping = (host_start < end) & (host_start + trace.host["duration"].to_numpy() > begin)
     launch = part.places["launch"].drop_nulls().cast(pl.Int64).to_numpy()
     rows = np.concatenate([np.flatnonzero(overlapping), launch])
-    parent = trace.host["parent"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    parent = row_numbers(trace.host["parent"])
     return _with_hosts(part, pl.Series(ancestors(parent, rows)))
 
 

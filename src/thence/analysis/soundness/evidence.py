@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.model.columns import values_or
 from thence.model.grouped_intervals import numbered, rows_by_number
 from thence.model.intervals import NO_ROW
 from thence.model.launches import CALLS, COUNTED, IDENTIFIED, UNCERTAIN
@@ -252,7 +253,7 @@ class Evidence:
         gpu = self.tables.gpu
         result = np.full(gpu.height, NO_ROW, np.int64)
         several = np.zeros(calls.height, np.bool_)
-        ids = gpu["correlation"].fill_null(0).to_numpy()
+        ids = values_or(gpu["correlation"], 0)
         known = calls["correlation"].to_numpy()
         work = dict(rows_by_number(gpu["rank"].to_numpy()))
         for rank, rows in rows_by_number(calls["rank"].to_numpy()):

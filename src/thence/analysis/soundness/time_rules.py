@@ -18,6 +18,7 @@ from thence.analysis.idle.gaps import AllGaps, LaunchTimes, held_until
 from thence.analysis.soundness.evidence import Evidence, Judgement
 from thence.analysis.soundness.findings import CLOCKS, MISSING, UNKNOWN_LAUNCHES, Finding, NotChecked
 from thence.attribution.waiting import completed_waiting
+from thence.model.columns import values_or
 from thence.model.grouped_intervals import rows_by_number
 from thence.model.intervals import NEVER, NO_ROW, covered_lengths
 from thence.model.kernel_names import short_names
@@ -232,7 +233,7 @@ def _outlasting(evidence: Evidence) -> Mask:
     covering = covering[(gpu["kind"] != "thunk").to_numpy()[rows[covering]]]
     if not len(covering):
         return result
-    launch = gpu["correlation"].fill_null(0).to_numpy()[rows]
+    launch = values_or(gpu["correlation"], 0)[rows]
     # Bodies of conditional nodes have the id 0, and belong to the launch before them.
     before = np.maximum.accumulate(np.where(launch != 0, np.arange(len(rows)), 0))
     launch = launch[before]

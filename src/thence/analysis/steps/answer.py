@@ -17,10 +17,10 @@ from thence.analysis.idle.host_causes import CAUSES
 from thence.analysis.selection.windows import cut_to_windows
 from thence.analysis.steps.plain_step import of_some_steps, plain_step, why_no_plain_step
 from thence.analysis.steps.windows import STEP, selected_steps, steps
-from thence.attribution.host_rows import row_numbers
 from thence.attribution.serving import server_passes
 from thence.errors import MissingData
 from thence.model.answer import Answer, TableView
+from thence.model.columns import mask_of, row_numbers
 from thence.model.intervals import chain_to
 from thence.model.kernel_names import short_names
 from thence.model.layers import folded_names
@@ -186,7 +186,7 @@ def _by_cause(row: Int64, cause: pl.Series, ns: Int64, rows: int) -> pl.DataFram
     """Columns ``idle_<cause>_ns`` with a value for each row."""
     columns = {}
     for name in CAUSES:
-        of = (cause == name).fill_null(value=False).to_numpy()
+        of = mask_of(cause == name)
         if of.any():
             columns[f"idle_{name}_ns"] = sums = np.zeros(rows, np.int64)
             np.add.at(sums, row[of], ns[of])

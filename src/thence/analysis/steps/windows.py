@@ -46,9 +46,9 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.grouping.kernel_groups import communicates, computes
-from thence.attribution.host_rows import row_numbers
 from thence.errors import MissingData
 from thence.model.attributed import once_per_trace
+from thence.model.columns import row_numbers
 from thence.model.grouped_intervals import GroupedIntervals, numbered
 from thence.model.intervals import NEVER, NO_ROW, Intervals, covered_lengths, reached_before
 from thence.model.tables import ENDLESS, NO_STEPS, STEP_KINDS

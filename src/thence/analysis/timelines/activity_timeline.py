@@ -18,6 +18,7 @@ from thence.analysis.counters.over_time import use_over_time
 from thence.analysis.idle.host_causes import REASONS
 from thence.analysis.no_device_work import no_device_work
 from thence.analysis.timelines.overview import clipped, clock_notes, numbered_lanes, shown_activities
+from thence.model.columns import row_numbers
 from thence.model.intervals import NO_ROW
 from thence.model.kernel_names import short_names
 from thence.model.places import PLACES, STATED, STATED_XLA
@@ -418,7 +419,7 @@ def _nothing(rows: int) -> pl.Series:
 
 def _programs_without_a_call(trace: Attributed, launch: pl.Series) -> pl.Series:
     """The row in programs of each activity whose own launch is unknown; null for other activities."""
-    program = trace.gpu["program"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    program = row_numbers(trace.gpu["program"])
     return pl.Series(np.where(launch.is_null().to_numpy(), program, NO_ROW)).replace(NO_ROW, None)
 
 

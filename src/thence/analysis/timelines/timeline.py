@@ -16,6 +16,7 @@ from thence.analysis.counters import tracks as counter_tracks
 from thence.analysis.programs.warmup import WarmUp
 from thence.attribution.work.activity_work import activity_work
 from thence.model.collective_kinds import kind_of
+from thence.model.columns import values_or
 from thence.model.intervals import levels, unions
 from thence.model.timeline import Timeline
 
@@ -172,7 +173,7 @@ def counters(trace: Attributed) -> pl.DataFrame:
     """
     gpu = trace.gpu.select(*_KEY, "stream", "start", "bytes", end=pl.col("start") + pl.col("duration"))
     sizes = trace.collectives.select("gpu", size="bytes").drop_nulls()
-    moved = np.array(gpu["bytes"].fill_null(0).to_numpy())
+    moved = np.array(values_or(gpu["bytes"], 0))
     np.add.at(moved, sizes["gpu"].to_numpy(), sizes["size"].to_numpy())
     frames = [
         _steps("busy streams", _busy(gpu)),

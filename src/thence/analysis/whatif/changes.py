@@ -17,13 +17,13 @@ from thence.analysis.idle.places import Contexts, HostPlaces
 from thence.analysis.whatif.edges import EDGES
 from thence.analysis.whatif.graph import stream_weights
 from thence.analysis.whatif.simulation import BEFORE_ALL
-from thence.attribution.host_rows import row_numbers
 from thence.attribution.launch_places import places_of_rows
 from thence.errors import UsageError
 from thence.model.collective_kinds import kind_of
+from thence.model.columns import row_numbers, values_or
 from thence.model.grouped_intervals import rows_by_number
 from thence.model.intervals import NO_ROW, Intervals, chain_to, covered_lengths
-from thence.model.names import FROM_DEVICE, matching
+from thence.model.names import FROM_DEVICE, among, distinct_names, matching
 from thence.model.own_code import OwnCode
 from thence.model.places import FREE_BY, PLACES
 
@@ -161,11 +161,10 @@ def activities_of(trace: Attributed, change: Change) -> Mask:
 
 def _matching(names: pl.Series, pattern: str) -> Mask:
     """Mask of the names in which the pattern is found; each distinct name is searched once."""
-    distinct = names.unique().drop_nulls()
+    distinct = distinct_names(names)
     expression = re.compile(pattern)
     matches = [expression.search(text) is not None for text in distinct.cast(pl.String)]
-    chosen = distinct.filter(pl.Series(matches, dtype=pl.Boolean))
-    return names.is_in(chosen.implode()).fill_null(value=False).to_numpy()
+    return among(names, distinct.filter(pl.Series(matches, dtype=pl.Boolean)))
 
 
 def modelled_share(trace: Attributed, change: Change) -> float | None:
@@ -214,7 +213,7 @@ class ChangeFacts:
         """
         known_peaks(self.trace, None)  # or it is refused
         rated = rooflines_of_known_devices(self.trace)
-        result: Float64 = rated["roofline_ns"].fill_null(np.nan).to_numpy()
+        result: Float64 = values_or(rated["roofline_ns"], np.nan)
         return result
 
     def rows_at(self, by: str, pattern: str) -> Mask:

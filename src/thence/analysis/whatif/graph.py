@@ -47,6 +47,7 @@ from thence.analysis.whatif.edges import (
 )
 from thence.analysis.whatif.simulation import Graph
 from thence.errors import MissingData
+from thence.model.columns import row_numbers
 from thence.model.grouped_intervals import distinct
 from thence.model.intervals import NO_ROW, Intervals
 from thence.model.tables import API_CALLS
@@ -296,7 +297,7 @@ def _program(
 
 def launched_at(trace: Attributed, program: Program) -> Int64:
     """When each node began on the host: a node of a device when it was launched, as far as that is known."""
-    launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    launch = row_numbers(trace.places["launch"])
     known = launch != NO_ROW
     launched = program.gpu.start.copy()
     launched[known] = program.host.start[launch[known]]
@@ -371,7 +372,7 @@ def _on_one_clock(frame: pl.DataFrame, alignment: Alignment | None) -> Intervals
 
 def _recorded_work(trace: Attributed, gpu: Intervals, host: Intervals) -> RecordedWork:
     """The rows of a trace with their launches by API calls, threads and streams."""
-    launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    launch = row_numbers(trace.places["launch"])
     is_call = trace.host["category"].is_in(API_CALLS).to_numpy()
     known = (launch != NO_ROW) & is_call[launch] if len(is_call) else np.zeros(len(launch), np.bool_)
     streams = trace.gpu.select(pl.struct("rank", "device", "stream").rank("dense")).to_series()

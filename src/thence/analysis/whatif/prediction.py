@@ -48,6 +48,7 @@ from thence.analysis.whatif.changes import ChangeFacts, activities_of, changed
 from thence.analysis.whatif.graph import launched_at, longer_host_work
 from thence.analysis.whatif.simulation import MAX_TOGETHER, simulated, simulated_together
 from thence.errors import MissingData
+from thence.model.columns import row_numbers
 from thence.model.intervals import NO_ROW, covered_lengths
 from thence.model.thresholds import (
     HOST_NOISE_SHARE,
@@ -301,7 +302,7 @@ def host_pieces(trace: Attributed, program: Program) -> pl.DataFrame:
         to the next.
     """
     graph = program.graph
-    launch = trace.places["launch"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    launch = row_numbers(trace.places["launch"])
     launched = np.flatnonzero(launch != NO_ROW)[::-1]
     first = np.full(trace.host.height, NO_ROW)
     first[launch[launched]] = launched  # descending, so the first activity of a call is kept

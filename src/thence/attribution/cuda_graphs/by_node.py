@@ -17,6 +17,7 @@ import polars as pl
 
 from thence.attribution.cuda_graphs.signatures import ACTIVITIES, short_name
 from thence.model.collective_kinds import can_launch, kernels_of_nccl, kind_of
+from thence.model.columns import values_or
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -85,7 +86,7 @@ def executed(replays: Replays) -> list[Executed]:
     rows = rows[has_ids]
     if not len(rows):
         return []
-    ids = node.fill_null(0).to_numpy()[has_ids]
+    ids = values_or(node, 0)[has_ids]
     graph = gpu["graph"].gather(rows).fill_null(0).to_numpy()
     full = ids > _LOW
     key = np.where(full, ids >> np.uint64(32), graph & np.uint64(_LOW))

@@ -33,6 +33,7 @@ from thence.attribution.cuda_graphs.replays import Replays
 from thence.attribution.cuda_graphs.signatures import KernelNames, Signatures
 from thence.attribution.paths import SEPARATOR
 from thence.model.collective_columns import described_structs
+from thence.model.columns import values_or
 from thence.model.graph_labels import CapturedPlace, Label, Process
 from thence.model.reasons import CODES
 
@@ -115,7 +116,7 @@ class _File:
         for graph in file.graphs:
             if graph.edges is None or graph.nodes["kernel"].null_count() == graph.nodes.height:
                 continue
-            of_node = graph.nodes["label"].fill_null(-1).to_numpy()
+            of_node = values_or(graph.nodes["label"], -1)
             kernels = [
                 kind if k is None else (file.kernels[k].demangled or file.kernels[k].name)
                 for kind, k in graph.nodes.select("type", "kernel").iter_rows()

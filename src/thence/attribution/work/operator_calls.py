@@ -15,6 +15,7 @@ from thence.attribution.cuda_graphs.replays import in_cuda_graph
 from thence.attribution.work.flop import FLOP
 from thence.attribution.work.operands import ELEMENT_TYPES, Tensor, arguments_of, tensors_of
 from thence.attribution.work.served_attention import SERVED_ATTENTION
+from thence.model.columns import row_numbers
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.names import distinct_names
 
@@ -34,10 +35,10 @@ _MAX_DEPTH = 64
 def operator_rows(trace: Attributed) -> Int64:
     """Row in host of the operator whose work each activity does, `NO_ROW` for none."""
     host = trace.host
-    launch = trace.places["launch"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
+    launch = row_numbers(trace.places["launch"])
     if host["inputs"].null_count() == host.height:
         return np.full(len(launch), NO_ROW, np.int64)
-    parent = host["parent"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
+    parent = row_numbers(host["parent"])
     has_inputs = host["inputs"].is_not_null().to_numpy()
     used = distinct_names(host["name"])
     names = used.filter(used.cast(pl.String).is_in([*FLOP, *SERVED_ATTENTION]))
@@ -93,7 +94,7 @@ def calls_of_operators(trace: Attributed) -> pl.DataFrame:
     rows = operator_rows(trace)
     if (rows == NO_ROW).all():
         return pl.DataFrame(schema=CALL)
-    launch = trace.places["launch"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
+    launch = row_numbers(trace.places["launch"])
     index = np.flatnonzero((rows != NO_ROW) & ~in_cuda_graph(trace, launch))
     called = trace.host.select("name", "inputs")[rows[index]]
     return called.select(index=pl.Series(index), call=pl.Series(rows[index]), name="name", inputs="inputs").cast(CALL)  # type: ignore[arg-type]

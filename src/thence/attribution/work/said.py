@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from thence.model.columns import row_numbers
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.json_fields import NotAsWritten, decoded
 from thence.model.peaks import DTYPES, SHORT_NAMES
@@ -64,9 +65,7 @@ def _of_ranges(trace: Attributed) -> pl.DataFrame | None:
     if stating.is_empty():
         return None
     states = metadata.is_in(stating.implode()).fill_null(value=False).to_numpy()
-    parent, launch = (
-        column.fill_null(NO_ROW).cast(pl.Int64).to_numpy() for column in (trace.host["parent"], trace.places["launch"])
-    )
+    parent, launch = (row_numbers(column) for column in (trace.host["parent"], trace.places["launch"]))
     mark = chain_to(parent, launch, states)
     index = np.flatnonzero(mark != NO_ROW)
     return pl.DataFrame({"index": index, "mark": mark[index].astype(str)}).with_columns(

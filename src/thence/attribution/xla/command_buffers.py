@@ -34,6 +34,7 @@ from thence.attribution.host_rows import launch_rows
 from thence.attribution.xla.graph_commands import MODULE, creations, possible_slots, thunk_numbers
 from thence.attribution.xla.node_matching import LOW, Verdict, match, nodes_of
 from thence.attribution.xla.program_commands import TooManyNodes, schedule_of, slots_of
+from thence.model.columns import mask_of, row_numbers
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.launches import launch_correlations
 from thence.model.thresholds import CONTRADICTING_LAUNCHES_SHARE
@@ -135,8 +136,8 @@ class _Origins:
         names = tables.host["name"]
         used = names.unique().drop_nulls()
         is_module = names.is_in(used.filter(used.cast(pl.String).str.contains(MODULE)).implode())
-        parent = tables.host["parent"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
-        module = chain_to(parent, firsts["launch"].to_numpy(), is_module.fill_null(value=False).to_numpy())
+        parent = row_numbers(tables.host["parent"])
+        module = chain_to(parent, firsts["launch"].to_numpy(), mask_of(is_module))
         launches = thunk_numbers(tables, firsts).with_columns(
             module=pl.Series(module, dtype=pl.Int64).replace(NO_ROW, None)
         )

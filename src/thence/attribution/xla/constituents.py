@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 
 from thence.errors import DamagedInput
+from thence.model.columns import values_or
 from thence.model.thresholds import LIMIT_SHARPNESS, MATRIX_FLOPS_PER_BYTE, VECTOR_OPERATIONS_PER_BYTE
 
 if TYPE_CHECKING:
@@ -261,7 +262,7 @@ class KernelGraph:
             "caller"
         ]
         rows = np.arange(self.count, dtype=np.int64)
-        kernel = np.where(self.top, rows, caller.fill_null(self.count).to_numpy())
+        kernel = np.where(self.top, rows, values_or(caller, self.count))
         kernel = np.append(kernel, self.count)  # the last entry: in no kernel
         for _ in range(_LEVELS):
             kernel = kernel[kernel]

@@ -31,6 +31,7 @@ import polars as pl
 
 from thence.attribution.xla.node_matching import Verdict, verdicts
 from thence.attribution.xla.program_commands import Command, Level, Role, Slots, TooManyNodes, planned, slots_of
+from thence.model.columns import row_numbers
 from thence.model.intervals import NO_ROW, chain_to
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def creations(tables: Tables, launches: Int64, wanted: Int64) -> dict[int, Creat
     """
     host = tables.host
     names = _classified_names(host["name"])
-    parent = host["parent"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    parent = row_numbers(host["parent"])
     active = _with_ancestors(parent, launches[launches != NO_ROW])
     around = np.zeros(host.height, np.bool_)
     around[wanted[wanted != NO_ROW]] = True
@@ -259,11 +260,7 @@ def thunk_numbers(tables: Tables, launches: pl.DataFrame) -> pl.DataFrame:
         .with_columns(first=pl.col("name").cast(pl.String).str.extract(COMMAND_BUFFER).cast(pl.Int64))
     )
     first = names.to_frame("name").join(first_of_name, on="name", how="left", maintain_order="left")["first"]
-    thunk = chain_to(
-        tables.host["parent"].cast(pl.Int64).fill_null(NO_ROW).to_numpy(),
-        launches["launch"].to_numpy(),
-        first.is_not_null().to_numpy(),
-    )
+    thunk = chain_to(row_numbers(tables.host["parent"]), launches["launch"].to_numpy(), first.is_not_null().to_numpy())
     row = pl.Series("thunk", thunk, pl.Int64).replace(NO_ROW, None)
     return launches.with_columns(row, first.gather(row.cast(pl.UInt32)).alias("first"))
 

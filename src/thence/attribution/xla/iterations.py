@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.model.columns import row_numbers
 from thence.model.intervals import NO_ROW, chain_to
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def iterations(tables: Tables, launch: Int64, used: pl.Series) -> pl.Series | No
     if loop_names.is_empty():
         return None
     op = names.to_frame("name").join(loop_names, on="name", how="left", maintain_order="left")["loop"]
-    parent = tables.host["parent"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    parent = row_numbers(tables.host["parent"])
     outer = _outermost(parent, launch, op.is_not_null().to_numpy())
     rows = np.flatnonzero(outer != NO_ROW)
     launched = pl.DataFrame(

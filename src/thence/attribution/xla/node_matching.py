@@ -24,6 +24,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from thence.attribution.xla.program_commands import MANY, Role, Slots
@@ -31,8 +32,6 @@ from thence.model.thresholds import PROOFS_FOR_EACH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
     from thence.attribution.xla.program_commands import Schedule
     from thence.model.arrays import Int64, Mask
@@ -72,6 +71,11 @@ class Verdict(IntEnum):
     """a copy of as many bytes as the command copies"""
     NAMED = 4
     """the kernel is named after the command, or after one that computes the same"""
+
+
+_NAMED = np.int8(Verdict.NAMED)
+Verdicts = npt.NDArray[np.int8]
+"""A `Verdict` for each slot."""
 
 
 def is_copy(name: str, kind: str) -> bool:
@@ -145,7 +149,7 @@ def nodes_of(inside: pl.DataFrame) -> list[Nodes]:
     ]
 
 
-def verdicts(schedule: Schedule, slots: Slots, nodes: Nodes) -> tuple[NDArray[np.int8], Int64]:
+def verdicts(schedule: Schedule, slots: Slots, nodes: Nodes) -> tuple[Verdicts, Int64]:
     """Compares the activities of a graph with its slots.
 
     Returns:
@@ -186,32 +190,45 @@ class _SlotFacts:
         """Slots in which the kernel of their command itself can run."""
         return self.slots.is_(Role.LEAF, Role.CALL, Role.SEVERAL)
 
-    def of_copy(self, size: int) -> Int64:
+    @cached_property
+    def choice(self) -> Verdicts:
+        """The verdicts on a kernel that sets the condition of a conditional node."""
+        return np.where(self.slots.is_(Role.CHOICE), Verdict.NAMED, Verdict.CONTRADICTS).astype(np.int8)
+
+    @cached_property
+    def unnamed(self) -> Verdicts:
+        """The verdicts on a kernel that is named after no command, but for those of the libraries that XLA calls."""
+        verdict = np.full(len(self.own), Verdict.CONTRADICTS, np.int8)
+        verdict[self.slots.is_(Role.LEAF) & ~self.free] = Verdict.FOREIGN
+        verdict[self.own & self.free | self.slots.is_(Role.SEVERAL, Role.LAUNCHED)] = Verdict.POSSIBLE
+        return verdict
+
+    @cached_property
+    def library_calls(self) -> list[tuple[int, str]]:
+        """The slots of the kernels of libraries, with the target of their command."""
+        rows = np.flatnonzero(self.slots.is_(Role.MAIN)).tolist()
+        return [(row, self.schedule.targets[self.slots.command[row]]) for row in rows]
+
+    def of_copy(self, size: int) -> Verdicts:
         moves = self.schedule.copies[self.slots.command] | self.free
         possible = self.slots.is_(Role.LEAF) & moves | self.slots.is_(
             Role.CALL, Role.SEVERAL, Role.BEFORE, Role.LAUNCHED
         )
         sized = self.slots.is_(Role.LEAF) & (self.sized >= 0) & (size >= 0)
-        verdict = np.where(possible, Verdict.POSSIBLE, Verdict.CONTRADICTS)
+        verdict = np.where(possible, Verdict.POSSIBLE, Verdict.CONTRADICTS).astype(np.int8)
         verdict[sized] = np.where(self.sized == size, Verdict.SIZED, Verdict.CONTRADICTS)[sized]
         return verdict
 
-    def of_kernel(self, name: str) -> Int64:
+    def of_kernel(self, name: str) -> Verdicts:
         if _CHOICE.match(name):
-            return np.where(self.slots.is_(Role.CHOICE), Verdict.NAMED, Verdict.CONTRADICTS)
+            return self.choice
         if name in self.schedule.classes:
             named = self.own & self.schedule.run_by(name)[self.slots.command]
-            return np.where(named, Verdict.NAMED, Verdict.CONTRADICTS)
-        verdict = np.full(len(self.own), Verdict.CONTRADICTS, np.int64)
-        verdict[self.slots.is_(Role.LEAF) & ~self.free] = Verdict.FOREIGN
-        verdict[self.own & self.free | self.slots.is_(Role.SEVERAL, Role.LAUNCHED)] = Verdict.POSSIBLE
-        afterwards = AFTERWARDS.search(name) is not None
-        main = self.slots.is_(Role.MAIN)
-        if not afterwards:
-            targets = self.schedule.targets
-            of_library = [main[i] and library_of(targets[c], name) for i, c in enumerate(self.slots.command)]
-            verdict[main] = Verdict.FOREIGN
-            verdict[of_library] = Verdict.POSSIBLE
+            return np.multiply(named, _NAMED)  # else 0: it contradicts
+        verdict = self.unnamed.copy()
+        if AFTERWARDS.search(name) is None:
+            for row, target in self.library_calls:
+                verdict[row] = Verdict.POSSIBLE if library_of(target, name) else Verdict.FOREIGN
         elif is_library(name):
             verdict[self.slots.is_(Role.AFTER)] = Verdict.POSSIBLE
         return verdict
@@ -293,7 +310,7 @@ def _unseen(schedule: Schedule, slots: Slots) -> Mask:
     return result
 
 
-def _slot_by_slot(slots: Slots, nodes: Nodes, verdict_of_entry: NDArray[np.int8], unseen: Mask) -> Match | None:
+def _slot_by_slot(slots: Slots, nodes: Nodes, verdict_of_entry: Verdicts, unseen: Mask) -> Match | None:
     """The match in which slot n is node n; None if it does not fit."""
     count = nodes.last + 1
     seen = np.zeros(len(slots.command), np.bool_)
@@ -324,7 +341,7 @@ def _outweighed(matched: Match, seen: Mask) -> bool:
     return not beside.any()
 
 
-def _alignment(slots: Slots, nodes: Nodes, verdict_of_entry: NDArray[np.int8], unseen: Mask) -> Match | None:
+def _alignment(slots: Slots, nodes: Nodes, verdict_of_entry: Verdicts, unseen: Mask) -> Match | None:
     """The match of all assignments of nodes to slots, in order, that nothing contradicts; None if there is none."""
     count = nodes.last + 1
     cells = np.where(unseen, np.int8(Verdict.POSSIBLE), np.int8(Verdict.CONTRADICTS))
@@ -345,7 +362,7 @@ def _alignment(slots: Slots, nodes: Nodes, verdict_of_entry: NDArray[np.int8], u
     return _certain(slots, possible, cells, nodes)
 
 
-def _tolerate(slots: Slots, nodes: Nodes, cells: NDArray[np.int8], fits: Mask) -> None:
+def _tolerate(slots: Slots, nodes: Nodes, cells: Verdicts, fits: Mask) -> None:
     """Accepts activities that contradict their slot, up to the first slot of unknown length, if they are few."""
     many = slots.is_(*MANY)
     fixed = np.arange(min(int(many.argmax()), len(fits)))
@@ -358,7 +375,7 @@ def _tolerate(slots: Slots, nodes: Nodes, cells: NDArray[np.int8], fits: Mask) -
         fits[fixed[wrong], fixed[wrong]] = True
 
 
-def _certain(slots: Slots, possible: Mask, cells: NDArray[np.int8], nodes: Nodes) -> Match:
+def _certain(slots: Slots, possible: Mask, cells: Verdicts, nodes: Nodes) -> Match:
     """The match on which all assignments agree, from the slots that are possible for each node number."""
     command, level = (_agreed(possible, values) for values in (slots.command, slots.level))
     many = slots.is_(*MANY, Role.MAIN)

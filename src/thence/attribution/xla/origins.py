@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 
 from thence.attribution.optimizers import is_optimizer_file
+from thence.model.columns import row_numbers
 from thence.model.hlo import Frame
 from thence.model.intervals import NO_ROW, chain_to
 
@@ -135,7 +136,7 @@ class _Links:
         """The row of the instruction around each one, -1 for those of the entry computation."""
         callers = self._inner(table, _AROUND)
         rows = table.select("computation").join(callers, on="computation", how="left", maintain_order="left")["caller"]
-        return rows.cast(pl.Int64).fill_null(-1).to_numpy()
+        return row_numbers(rows)
 
     def _only_moves(self) -> Mask:
         """Fusions and calls that contain no instruction that computes."""

@@ -34,6 +34,7 @@ import numpy as np
 import polars as pl
 
 from thence.errors import ThenceError
+from thence.model.columns import values_or
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -137,7 +138,7 @@ def schedule_of(module: HloModule) -> Schedule:
     return Schedule(
         names=commands["name"].to_list(),
         opcodes=commands["opcode"].to_list(),
-        result_bytes=commands["result_bytes"].fill_null(-1).to_numpy(),
+        result_bytes=values_or(commands["result_bytes"], -1),
         called=commands["called"].fill_null([]).to_list(),
         by_flag=_by_flag(table, commands),
         sorts=fused.select(sorts=(pl.col("opcode") == "sort") | pl.col("sorts").fill_null(value=False))[

@@ -21,6 +21,7 @@ import numpy as np
 import polars as pl
 
 from thence.errors import DamagedInput, InputError
+from thence.model.columns import row_numbers
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.launches import launch_correlations
 from thence.model.losses import Loss, says_lost
@@ -516,7 +517,7 @@ def _launching_ranges(gpu: pl.DataFrame, host: pl.DataFrame) -> Int64:
         .fill_null(NO_ROW)
         .to_numpy()
     )
-    parent = host["parent"].fill_null(NO_ROW).cast(pl.Int64).to_numpy()
+    parent = row_numbers(host["parent"])
     names = host["name"].cast(pl.String)
     executes = names.str.contains(_EXECUTES).to_numpy() & (host["category"] == "op").to_numpy()
     inner = chain_to(parent, call, executes)

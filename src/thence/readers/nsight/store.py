@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import numpy as np
 import polars as pl
 
+from thence.model.columns import values_or
 from thence.model.names import UNNAMED
 from thence.units import LATEST_NS, several
 
@@ -150,7 +151,7 @@ def distinct_values(*columns: pl.Series) -> tuple[Rows, UInt32]:
     """
     words = []
     for column in columns:
-        words.append(column.fill_null(0).to_numpy().view(np.uint64))
+        words.append(values_or(column, 0).view(np.uint64))
         if column.null_count():
             words.append(column.is_null().to_numpy().astype(np.uint64))
     return distinct(words)

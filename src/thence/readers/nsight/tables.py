@@ -21,6 +21,7 @@ import numpy as np
 import polars as pl
 
 from thence.errors import DamagedInput
+from thence.model.columns import row_numbers
 from thence.model.formats import NSIGHT_EXPORT
 from thence.model.intervals import NO_ROW, innermost
 from thence.model.launches import IDENTIFIED, matched_rows
@@ -223,7 +224,7 @@ def _creation_rows(store: Store, gpu: pl.DataFrame, host: pl.DataFrame) -> Int64
     events = events.with_columns(range=pl.Series(_innermost_ranges(events, host), dtype=pl.Int64))
     keys = ["process", "node"]
     range_of_node = gpu.select(keys).join(events.select(*keys, "range"), on=keys, how="left", maintain_order="left")
-    return range_of_node["range"].fill_null(NO_ROW).to_numpy()
+    return row_numbers(range_of_node["range"])
 
 
 def _created_as_original(events: pl.DataFrame) -> pl.DataFrame:
@@ -248,7 +249,7 @@ def _innermost_ranges(events: pl.DataFrame, host: pl.DataFrame) -> Int64:
     result = np.full(events.height, NO_ROW, np.int64)
     start = host["start"].to_numpy()
     end = start + host["duration"].to_numpy()
-    parent = host["parent"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    parent = row_numbers(host["parent"])
     keys = ["process", "thread"]
     rows = host.select(*keys).with_row_index("row").group_by(keys).agg(
         pl.col("row").min().alias("low"), pl.len().alias("count")

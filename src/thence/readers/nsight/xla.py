@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from thence.model.columns import row_numbers
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.tables import PROGRAMS, Tables
 from thence.readers.nsight.ranges import XLA
@@ -73,7 +74,7 @@ def with_programs(tables: Tables, domain: pl.Series, launch: Int64, created: Int
     is_thunk, is_module = (names[c].is_not_null().to_numpy() for c in ("hlo", "module"))
     if not (is_thunk.any() or is_module.any()):
         return tables, []
-    parent = host["parent"].cast(pl.Int64).fill_null(NO_ROW).to_numpy()
+    parent = row_numbers(host["parent"])
     activities = tables.gpu.select(
         *("rank", "device", "start"),
         end=pl.col("start") + pl.col("duration"),

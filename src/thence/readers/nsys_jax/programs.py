@@ -27,6 +27,7 @@ import numpy as np
 import polars as pl
 
 from thence.errors import DamagedInput
+from thence.model.columns import row_numbers
 from thence.model.intervals import NO_ROW, chain_to, longest_begun
 from thence.model.tables import GPU, HOST_CATEGORIES, PROGRAMS, Device, Tables
 from thence.readers.host_ranges import host_order, host_parents
@@ -161,7 +162,7 @@ def _parent_rows(ids: Int64, parents: pl.Series) -> Int64:
     rows = pl.DataFrame({"range": ids, "row": np.arange(len(ids), dtype=np.int64)})
     wanted = pl.DataFrame({"range": parents})
     parent_row = wanted.join(rows, on="range", how="left", maintain_order="left")["row"]
-    parent = parent_row.fill_null(NO_ROW).to_numpy().astype(np.int64)
+    parent = row_numbers(parent_row)
     return bounded_nesting(parent)
 
 

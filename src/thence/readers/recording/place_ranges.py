@@ -30,6 +30,7 @@ import numpy as np
 import polars as pl
 
 from thence.capture.boundaries.places import FRAME, KINDS, LINE, LOOP_ROUND, MODEL_CALL, MODULE, PHASE, STEP
+from thence.model.columns import mask_of, values_or
 from thence.model.formats import SAMPLE_STATES
 from thence.model.intervals import NO_ROW, Intervals, chain_to, enclosing, reached_before
 from thence.model.phases import POSITIONS, Position
@@ -107,7 +108,7 @@ def engine_calls(phases: Noted, names: pl.Series, last: int) -> EngineCalls:
     of_nodes = name.is_in(_OF_NODES).fill_null(value=True).to_numpy()
     others = np.unique(phases.thread[~of_nodes])
     engines = np.setdiff1d(phases.thread[name.is_not_null().to_numpy()], others)
-    inside = (name == _BACKWARD).fill_null(value=False).to_numpy() & np.isin(phases.thread, others)
+    inside = mask_of(name == _BACKWARD) & np.isin(phases.thread, others)
     begin, end, thread = phases.time[inside], phases.until(last)[inside], phases.thread[inside]
     order = np.argsort(begin, kind="stable")
     begin, end, thread = begin[order], end[order], thread[order]
@@ -369,7 +370,7 @@ class _Tree:
         known = places.filter(pl.col("number") > 0, pl.col("kind").is_in(list(KINDS)))
         known = known.unique("number", keep="first").sort("number")
         self._numbers = known["number"].to_numpy()
-        parent = self.of(known["parent"].fill_null(0).to_numpy())
+        parent = self.of(values_or(known["parent"], 0))
         self.kind = np.concatenate([[0], known["kind"].to_numpy()])
         named = np.concatenate([[False], known["name"].is_not_null().to_numpy()])
         # A place gets its number when it is first used, after its parent: so the parent has a smaller number.
@@ -419,7 +420,7 @@ def _noted(boundaries: Boundaries, tree: _Tree, kind: int) -> Noted:
     if kind == STEP:
         # A place without a name is a step that was not recorded; what began it is not known.
         for weaker in (LOOP_ROUND, MODEL_CALL):
-            begun = (tree.names == weaker).fill_null(value=False).to_numpy()[place[rows]]
+            begun = mask_of(tree.names == weaker)[place[rows]]
             others = tree.names.is_not_null().to_numpy()[place[rows]] & ~begun
             if np.count_nonzero(others) >= _MIN_STEPS:
                 rows = rows[~begun]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.model.columns import values_or
 from thence.units import format_count, format_ns, format_share
 from thence.writers.charts.chart import Chart
 from thence.writers.charts.description import Axis, Series
@@ -87,7 +88,7 @@ def _starts(ordered: pl.DataFrame, nodes: int) -> Float64:
     """
     start = np.zeros(nodes, np.float64)
     node = ordered["node"].to_numpy()
-    parent = ordered["parent"].fill_null(0).to_numpy()
+    parent = values_or(ordered["parent"], 0)
     offset = ordered["offset"].to_numpy()
     depth = ordered["depth"].to_numpy()
     edges = np.searchsorted(depth, np.arange(1, depth.max() + 2))

@@ -23,6 +23,7 @@ import polars as pl
 
 from thence.analysis.idle.host_causes import MEANINGS
 from thence.analysis.timelines.overview import CLASSES
+from thence.model.columns import values_or
 from thence.writers.charts.results import stream_name
 from thence.writers.text.printable import printable
 
@@ -77,8 +78,8 @@ def _row_columns(timeline: ActivityTimeline) -> dict[str, Int64]:
         "step": _or_none(rows["step"]),
         "iteration": _or_none(rows["iteration"]),
         "call": _or_none(rows["call"]),
-        "lead": _folded(rows["lead_ns"].fill_null(0).to_numpy()),
-        "took": rows["call_ns"].fill_null(0).to_numpy(),
+        "lead": _folded(values_or(rows["lead_ns"], 0)),
+        "took": values_or(rows["call_ns"], 0),
     }
 
 

@@ -11,7 +11,7 @@ import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
 
 import thence
-from helpers import FSDP, LABEL, OP, PAIR, RECORDINGS, event, kernel, launch, opened, shared
+from helpers import DIFFERENT, FSDP, LABEL, OP, PAIR, RECORDINGS, event, kernel, launch, opened, shared
 from perfetto_reading import Decoded, decoded, written_bytes
 from thence.writers.timelines.perfetto.tracks import Process, Track
 
@@ -55,7 +55,7 @@ def test_kernels_are_on_their_stream_with_their_times(tmp_path: Path) -> None:
     assert [s.depth for s in result.on("process 1 > thread 2")] == [0, 1, 2, 1]
 
 
-@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DIFFERENT, ids=lambda path: path.name)
 def test_every_row_of_a_recording_is_there_once(path: Path) -> None:
     trace = thence.open(path)
     result = of(trace)
@@ -75,7 +75,7 @@ def test_every_row_of_a_recording_is_there_once(path: Path) -> None:
     assert Counter(on_host) == Counter(host.rows())
 
 
-@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", DIFFERENT, ids=lambda path: path.name)
 def test_flows_connect_launches_with_kernels_and_forward_with_backward(path: Path) -> None:
     trace = thence.open(path)
     result = of(trace)

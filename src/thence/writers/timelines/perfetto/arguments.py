@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.annotations import ANNOTATED, annotation_table
+from thence.model.columns import values_or
 from thence.model.places import PLACES
 from thence.writers.timelines.perfetto.packets import Argument
 
@@ -107,9 +108,9 @@ def _argument(values: pl.Series, name: str, interned: Interned) -> Argument:
         numbers = np.stack([*places], axis=1)
         return Argument(key, "uint", numbers, present)
     if values.dtype.is_unsigned_integer():
-        return Argument(key, "uint", values.fill_null(0).to_numpy(), present)
+        return Argument(key, "uint", values_or(values, 0), present)
     if values.dtype.is_integer():
-        return Argument(key, "int", values.fill_null(0).to_numpy(), present)
+        return Argument(key, "int", values_or(values, 0), present)
     if values.dtype.is_float():
-        return Argument(key, "double", np.asarray(values.fill_null(0.0).to_numpy()), present)
+        return Argument(key, "double", np.asarray(values_or(values, 0.0)), present)
     return Argument(key, "text", interned.texts.column(values), present)

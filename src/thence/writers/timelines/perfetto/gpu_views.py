@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.model.columns import values_or
 from thence.model.kernel_names import short_names
 from thence.writers.timelines.perfetto.packets import constant, delimited, joined, only_where, varint_column
 from thence.writers.wire_format import VARINT, bytes_field, field_tag, text_field, uint_field
@@ -87,8 +88,8 @@ def gpu_views(timeline: Timeline, made: Layout) -> GpuViews:
         "stage": stage + 1 + len(queues),
     }
     launches = {
-        "device": gpu["device"].fill_null(-1).cast(pl.Int64).to_numpy(),
-        "stream": gpu["stream"].fill_null(-1).to_numpy(),
+        "device": values_or(gpu["device"], -1).astype(np.int64),
+        "stream": values_or(gpu["stream"], -1),
         "grid": _three(gpu["grid"]),
         "block": _three(gpu["block"]),
     }

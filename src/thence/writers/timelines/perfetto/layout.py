@@ -23,6 +23,7 @@ import polars as pl
 
 from thence.analysis.timelines.timeline import COUNTERS
 from thence.analysis.timelines.track_packing import nested_sequence, split_lanes
+from thence.model.columns import row_numbers
 from thence.model.tables import API_CALLS
 from thence.writers.timelines.perfetto.arguments import (
     columns_as_arguments,
@@ -446,8 +447,8 @@ class _Flows:
         Each id connects two slices. Ids of activities count from 1; ids of backward ops continue after these.
         """
         host, gpu = timeline.trace.host, timeline.trace.gpu
-        launch = timeline.trace.places["launch"].cast(pl.Int64).fill_null(-1).to_numpy()
-        forward = host["forward"].cast(pl.Int64).fill_null(-1).to_numpy()
+        launch = row_numbers(timeline.trace.places["launch"])
+        forward = row_numbers(host["forward"])
         to_gpu = np.where(launch >= 0, np.arange(1, gpu.height + 1), 0)
         to_host = np.where(forward >= 0, np.arange(gpu.height + 1, gpu.height + host.height + 1), 0)
         sources = np.concatenate([launch[launch >= 0], forward[forward >= 0]])

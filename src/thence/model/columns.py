@@ -1,0 +1,39 @@
+"""Columns of Polars as arrays of NumPy, with a number in the place of null.
+
+Most columns have no null, or nothing else: neither needs a query, which costs more than all of a small column.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+
+from thence.model.intervals import NO_ROW
+
+if TYPE_CHECKING:
+    from thence.model.arrays import Array, Int64, Mask
+
+
+def values_or(values: pl.Series, value: float) -> Array:
+    """A column of numbers as an array of its type, with ``value`` for null."""
+    return (values.fill_null(value) if values.null_count() else values).to_numpy()
+
+
+def mask_of(values: pl.Series) -> Mask:
+    """Truth values as an array, False for null."""
+    return (values.fill_null(value=False) if values.null_count() else values).to_numpy()
+
+
+def row_numbers(references: pl.Series) -> Int64:
+    """Row numbers as an array, `NO_ROW` for null."""
+    if references.null_count() == len(references):
+        return np.full(len(references), NO_ROW, np.int64)
+    return values_or(references.cast(pl.Int64), NO_ROW)
+
+
+def name_codes(names: pl.Series) -> Int64:
+    """The number of each Categorical name, from 1 on; 0 for null."""
+    codes: Int64 = row_numbers(names.to_physical()) + 1
+    return codes
