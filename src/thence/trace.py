@@ -16,6 +16,7 @@ from thence.model import thresholds
 from thence.model.answer import Answer, Caveats, ResultOrReason, result_or_reason
 from thence.model.places import FLAME_KINDS, LANES, TABLE_KINDS, TABLE_KINDS_XLA, TREE_KINDS, page_kinds
 from thence.model.selection import SEPARATE, TYPICAL, Selection, parse_steps, parse_window
+from thence.parallel import both
 from thence.units import several
 
 if TYPE_CHECKING:
@@ -159,7 +160,12 @@ class Trace:
     @cached_property
     def whole(self) -> Attributed:
         """The tables of the whole trace, regardless of the selection, with every device activity attributed."""
-        return attribute.attribute(self.recorded, self.own)
+        attributed, _ = both(
+            lambda: attribute.attribute(self.recorded, self.own),
+            lambda: self._soundness,  # which every answer states
+            self.recorded.host.height,
+        )
+        return attributed
 
     @cached_property
     def tables(self) -> Attributed:
