@@ -108,8 +108,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     annotated = _choose_device_and_stream(gpu, columns["lanes"], columns["said"], inline=INLINE_ANNOTATED in metadata)
     host["category"] = _categories(host, columns["names"])
     launches = _launches(host, gpu, columns["lanes"])
-    stated = describe.rank_of(metadata, source.name)
-    rank = stated or 0
+    rank = (stated := describe.rank_of(metadata, source.name)) or 0
     lanes = lanes_of(columns["lanes"], np.unique(launches["lane"]).tolist(), rank)
     gpu["rank"] = gpu_ranks(lanes, gpu, launches, rank)
 
@@ -147,9 +146,8 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         ranks_stated=stated is not None,
     )
     said = waiting_facts(of_table.pop("waiting"), np.unique(gpu["rank"]).tolist())
-    whole = with_waiting(dataclasses.replace(tables, meta=meta, **of_memory), said, calls)
     _give_back(source)
-    return whole
+    return with_waiting(dataclasses.replace(tables, meta=meta, **of_memory), said, calls)
 
 
 def _decoded_columns(begun: Begun, progress: Callable[[int], None]) -> Arrays:
