@@ -46,7 +46,7 @@ def test_both_give_what_they_give_alone(threads: int, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("rows", "at_once"), [(parallel.MIN_ROWS, True), (parallel.MIN_ROWS - 1, False)])
-def test_few_rows_start_no_thread(rows: int, at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001
+def test_few_rows_start_no_thread(rows: int, at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pl, "thread_pool_size", lambda: 2)
     first, second = parallel.both(threading.get_ident, threading.get_ident, rows)
     assert (first != second) == at_once
