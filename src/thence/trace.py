@@ -16,6 +16,7 @@ from thence.model import thresholds
 from thence.model.answer import Answer, Caveats, ResultOrReason, result_or_reason
 from thence.model.places import FLAME_KINDS, LANES, TABLE_KINDS, TABLE_KINDS_XLA, TREE_KINDS, page_kinds
 from thence.model.selection import SEPARATE, TYPICAL, Selection, parse_steps, parse_window
+from thence.parallel import both
 from thence.units import several
 
 if TYPE_CHECKING:
@@ -159,7 +160,17 @@ class Trace:
     @cached_property
     def whole(self) -> Attributed:
         """The tables of the whole trace, regardless of the selection, with every device activity attributed."""
-        return attribute.attribute(self.recorded, self.own)
+        attributed, _ = both(
+            lambda: attribute.attribute(self.recorded, self.own),
+            lambda: self._soundness,  # which every answer states
+            self._rows_at_once,
+        )
+        return attributed
+
+    @property
+    def _rows_at_once(self) -> int:
+        """Host ranges, of which `thence.parallel.both` needs many to compute two things at once."""
+        return self.recorded.host.height
 
     @cached_property
     def tables(self) -> Attributed:
@@ -202,7 +213,7 @@ class Trace:
     def selected(self, selection: Selection) -> Trace:
         """A part of the trace, from a `Selection`; see `select`."""
         part = Trace(self.recorded, self.own, selection)
-        vars(part)["whole"] = self.whole  # the trace is attributed once
+        vars(part).update(whole=self.whole, _soundness=self._soundness)  # the trace is attributed and checked once
         _ = part.tables  # raises here if the selection is invalid or empty
         return part
 
@@ -334,6 +345,10 @@ class Trace:
             found = replace(summary.summarize(self.tables, by), soundness=self._soundness)
             self._reports[by] = self._answer(found)
         return self._reports[by]
+
+    def report_and_headline(self, by: By = "kernel") -> tuple[Summary, Headline]:
+        """As `report` and `headline`, of a large trace both at once."""
+        return both(lambda: self.report(by), lambda: self.headline, self._rows_at_once)
 
     @cached_property
     def _reports(self) -> dict[str, Summary]:
@@ -683,10 +698,12 @@ class Trace:
         """
         shown = self.typical
         tables = shown.tables  # before the report, which of a store would read each rank's once more
-        found = shown.report(by or shown.default_kind)
+        found, headline = both(
+            lambda: shown.report(by or shown.default_kind), lambda: self.headline, self._rows_at_once
+        )
         return first_screens.first_screen(
             tables,
-            self.headline,
+            headline,
             found,
             shown.quick_idle,
             whole=None if shown is self else summary.totals_of(self.tables),

@@ -45,6 +45,13 @@ def test_both_give_what_they_give_alone(threads: int, monkeypatch: pytest.Monkey
         parallel.both(lambda: 1, lambda: 1 // 0)
 
 
+@pytest.mark.parametrize(("rows", "at_once"), [(parallel.MIN_ROWS, True), (parallel.MIN_ROWS - 1, False)])
+def test_few_rows_start_no_thread(rows: int, at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pl, "thread_pool_size", lambda: 2)
+    first, second = parallel.both(threading.get_ident, threading.get_ident, rows)
+    assert (first != second) == at_once
+
+
 @pytest.mark.parametrize("started", [0, 1])
 def test_where_the_system_starts_no_more_threads_the_work_is_done_all_the_same(
     started: int, monkeypatch: pytest.MonkeyPatch

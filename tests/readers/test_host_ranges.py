@@ -18,6 +18,7 @@ from protowire import message
 from recording_data import BEGAN, kernel, written
 from thence.model.intervals import NO_ROW
 from thence.model.tables import HOST_CATEGORIES
+from thence.readers.compiled import SCANNER
 from thence.readers.host_ranges import host_order, host_parents, ranges_among_ops
 from thence.readers.recording.folder import SCHEMAS
 from thence.readers.registry import read
@@ -178,7 +179,10 @@ def test_order_and_parents_by_definition(rows: list[tuple[int, int, int, int]]) 
         max((j for j in range(i) if ordered[j][0] == row[0] and end(ordered[j]) >= end(row)), default=NO_ROW)
         for i, row in enumerate(ordered)
     ]
-    assert host_parents(*(column[order] for column in columns)).tolist() == inside
+    for way in ("c", "python"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(SCANNER.variable, way)
+            assert host_parents(*(column[order] for column in columns)).tolist() == inside
 
 
 # ---- Categories

@@ -86,13 +86,13 @@ def command(
 
 def _document(trace: Trace, by: By, result: Result, depth: int | None, *, each: bool) -> None:
     """Writes the summary as JSON or CSV, to a file or to standard output."""
-    summary = trace.report(by)
+    summary, headline = trace.report_and_headline(by) if result.form == "json" else (trace.report(by), None)
     tree = None if depth is None else summary.tree(depth, each=each)
-    if result.form == "json":
+    if headline is not None:
         steps = trace.step_kinds() if by == STEP_KIND else None
         more = steps.to_json() if steps else {}
         nodes = {} if tree is None else {"tree": tree}
-        result.json(trace.headline.to_json() | summary.to_json() | nodes | more)
+        result.json(headline.to_json() | summary.to_json() | nodes | more)
         return
     warnings = (f"warning: {text}" for text in summary.meta.warnings)
     result.csv(summary.to_frame() if tree is None else tree, [*summary.soundness.lines, *warnings])

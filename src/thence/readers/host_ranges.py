@@ -21,6 +21,7 @@ from thence.model.intervals import NO_ROW, enclosing
 from thence.model.phases import POSITIONS, Position
 from thence.model.server_steps import server_step
 from thence.model.tables import API_CALLS, HOST_CATEGORIES
+from thence.readers.compiled import SCANNER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -157,7 +158,13 @@ def host_parents(track: Column, category: Column, start: Int64, duration: Int64)
         start: ns, shape (n,).
         duration: ns, shape (n,).
     """
-    return enclosing(track, start, start + _lengths(category, duration))
+    end = start + _lengths(category, duration)
+    compiled = SCANNER.load()
+    if compiled is None:
+        return enclosing(track, start, end)
+    parent = np.empty(len(end), np.int64)
+    compiled.parents(np.ascontiguousarray(track, np.int64), np.ascontiguousarray(end), parent)
+    return parent
 
 
 def parent_column(parent: Int64) -> pl.Series:

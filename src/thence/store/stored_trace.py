@@ -103,6 +103,11 @@ class StoredTrace(Trace):
         """The findings of each rank when it was ingested, and findings about the times of all ranks together."""
         return self.store.soundness
 
+    @property
+    def _rows_at_once(self) -> int:
+        """None: a store is read by one thread."""
+        return 0
+
     def selected(self, selection: Selection) -> StoredTrace:
         """A selected part of the store; nothing is read of other ranks."""
         return StoredTrace(self.store, selection)

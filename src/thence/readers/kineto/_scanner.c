@@ -579,6 +579,38 @@ static PyType_Spec scanner_specification = {
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = scanner_slots};
 
+/* The parents of ranges in order of track and start, outer ones first: of each the last one before it on its track that
+ * does not end before it. Those between the two end earlier than it, so no later range is looked for in them again. */
+static void find_parents(const int64_t *track, const int64_t *end, int64_t *parent, int64_t rows) {
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t above = row && track[row - 1] == track[row] ? row - 1 : -1;
+        while (above >= 0 && end[above] < end[row]) above = parent[above];
+        parent[row] = above;
+    }
+}
+
+static PyObject *scanner_parents(PyObject *self, PyObject *arguments) {
+    Py_buffer track, end, parent;
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "y*y*w*", &track, &end, &parent)) return NULL;
+    int valid = track.len == parent.len && end.len == parent.len && parent.len % (Py_ssize_t)sizeof(int64_t) == 0 &&
+                !(((uintptr_t)track.buf | (uintptr_t)end.buf | (uintptr_t)parent.buf) % sizeof(int64_t));
+    if (valid) {
+        Py_BEGIN_ALLOW_THREADS
+        find_parents(track.buf, end.buf, parent.buf, parent.len / (Py_ssize_t)sizeof(int64_t));
+        Py_END_ALLOW_THREADS
+    } else PyErr_SetString(PyExc_ValueError, "columns of int64 of one length are expected");
+    PyBuffer_Release(&track);
+    PyBuffer_Release(&end);
+    PyBuffer_Release(&parent);
+    return valid ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyMethodDef module_methods[] = {
+    {"parents", scanner_parents, METH_VARARGS,
+     "parents(track, end, parent)\n\nWrites the innermost range around each range, -1 for none."},
+    {NULL, NULL, 0, NULL}};
+
 static int fill(PyObject *module) {
     static const char *const names[KINDS] = {"INTEGER", "UNSIGNED",        "TIME",           "TRIPLE",   "TEXT",
                                              "CHECKED_INTEGER", "CHECKED_STRING", "ANYTHING", "ARGUMENTS"};
@@ -592,7 +624,8 @@ static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, (void *)fill}, {0, NULL}
 static struct PyModuleDef module = {
     .m_base = PyModuleDef_HEAD_INIT,
     .m_name = THENCE_MODULE,
-    .m_doc = "Scans pieces of Kineto files.",
+    .m_doc = "Scans pieces of Kineto files, and nests host ranges.",
+    .m_methods = module_methods,
     .m_slots = module_slots};
 
 PyMODINIT_FUNC PyInit__scanner(void) { return PyModuleDef_Init(&module); }

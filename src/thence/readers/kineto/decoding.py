@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from thence.readers.kineto.events import Columns
 
-_MAX_AHEAD = 64
+_MAX_AHEAD = 32
 """Maximum pieces of a plain file that are submitted before the caller takes the first; their columns take some 45 MB,
 at a time when the joined columns of the file are still small. Of a smaller file it is a quarter of its pieces."""
 

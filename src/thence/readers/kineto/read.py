@@ -16,6 +16,7 @@ from thence.errors import DamagedInput
 from thence.model.losses import Loss, says_lost
 from thence.model.tables import HOST_CATEGORIES, Meta, Tables
 from thence.model.waiting import with_waiting
+from thence.parallel import give_back_memory
 from thence.readers.host_ranges import IS_API_CALL, category_of, host_order, ranges_among_ops
 from thence.readers.kineto import metadata as describe
 from thence.readers.kineto.collecting import collected
@@ -107,8 +108,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     annotated = _choose_device_and_stream(gpu, columns["lanes"], columns["said"], inline=INLINE_ANNOTATED in metadata)
     host["category"] = _categories(host, columns["names"])
     launches = _launches(host, gpu, columns["lanes"])
-    stated = describe.rank_of(metadata, source.name)
-    rank = stated or 0
+    rank = (stated := describe.rank_of(metadata, source.name)) or 0
     lanes = lanes_of(columns["lanes"], np.unique(launches["lane"]).tolist(), rank)
     gpu["rank"] = gpu_ranks(lanes, gpu, launches, rank)
 
@@ -146,6 +146,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         ranks_stated=stated is not None,
     )
     said = waiting_facts(of_table.pop("waiting"), np.unique(gpu["rank"]).tolist())
+    _give_back(source)
     return with_waiting(dataclasses.replace(tables, meta=meta, **of_memory), said, calls)
 
 
@@ -155,7 +156,14 @@ def _decoded_columns(begun: Begun, progress: Callable[[int], None]) -> Arrays:
     columns = collected(begun.columns, lambda: progress(source.consumed), source.expected_bytes / PIECE_BYTES)
     if columns["events"] == columns["damaged"]:
         raise DamagedInput(source.name, "holds no event that could be read; expected a torch.profiler trace")
+    _give_back(source)
     return columns
+
+
+def _give_back(source: Source) -> None:
+    """Of a large file, the threads that decode it and that sort its columns have each freed some 100 MB."""
+    if source.expected_bytes > PIECE_BYTES:
+        give_back_memory()
 
 
 def _tables(columns: Arrays) -> dict[str, Arrays]:
