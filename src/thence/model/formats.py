@@ -84,6 +84,7 @@ TABLES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "calls": _integers("start", "end", "thread", "correlation", "function", "api"),
         "ranges": _integers("flags", "time", "id", "thread", "name", "domain"),
         "overheads": _integers("overhead_kind", "object_kind", "thread", "start", "end"),
+        "allocations": _integers("operation", "memory", "correlation", "address", "bytes", "time", "device"),
         "marks": _integers(*("what", "serial", "forward", "time", "thread", "name", "lane", "metadata", "counter")),
         "boundaries": _integers("counter", "time", "thread", "place", "flags"),
         "places": _integers("number", "kind", "parent", "name", "detail", "line"),

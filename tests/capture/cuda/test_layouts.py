@@ -40,6 +40,9 @@ OWN = {
         "flags": "flags", "time": "timestamp", "id": "id", "thread": "objectId.pt.threadId",
         "domain": "domain",
     },
+    "MEMORY2": {
+        "operation": "memoryOperationType", "memory": "memoryKind", "address": "address", "time": "timestamp",
+    },
     "OVERHEAD": {
         "overhead_kind": "overheadKind", "object_kind": "objectKind", "thread": "objectId.pt.threadId",
     },

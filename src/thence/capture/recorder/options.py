@@ -168,7 +168,8 @@ class RecordOptions:
             long steps take without it (`thence.capture.session.step_times`); not with a schedule.
         sampling: records only windows of few steps, far apart, and keeps the latest; not with a schedule.
         overhead: time that CUPTI itself took.
-        memory: every allocation of PyTorch's memory allocator, without stacks (`thence.capture.torch.memory_history`).
+        memory: every allocation of PyTorch's memory allocator, without stacks (`thence.capture.torch.memory_history`),
+            and those of CUDA itself, as libraries make them.
         counters: hardware counters of the devices, sampled in windows; None: none.
         flush_seconds: time between writes to disk, which is what a killed program may lose; in long runs, a
             500th of the time so far if that is more.
@@ -227,6 +228,7 @@ class RecordOptions:
         wanted += [layouts.RUNTIME, layouts.DRIVER] if self.records_calls else []
         wanted += [layouts.MARKER] if self.nvtx else []
         wanted += [layouts.OVERHEAD] if self.overhead else []
+        wanted += [layouts.MEMORY2] if self.memory else []
         return tuple(wanted)
 
 
