@@ -363,7 +363,7 @@ def check(out: Path) -> int:
 
 
 def shares_inside(folder: Path) -> list[tuple[str, float, float, float, bool]]:
-    """Of busy time and ten modules: name, share in most steps, its interval by the first ones, whether that is right."""
+    """Of busy time and ten modules: name, share in most steps, its interval by the first ones, whether it fits."""
     import numpy as np
     import polars as pl
 
