@@ -4,11 +4,12 @@
     python benchmarks/gpu_memory_record.py check OUT    # anywhere, with thence's requirements
 
 A GPT is trained inside `thence.record`, in alternating blocks of steps with and without the allocator's history and
-CUPTI's records of memory, as `thence record --with memory` keeps them. The cost is the median of the paired differences with its 95 % interval; so is
-the CPU time of the thread that launches. Then the same training is recorded with ``RecordOptions(memory=True)``, from
-before the model is made, and once more by a program that keeps a history of its own, which has to be as it was.
-At last FSDP2 is recorded on two GPUs, or on one, with memory that a library asks of CUDA itself. ``check`` compares the
-peaks of the recordings with ``torch.cuda.max_memory_allocated``, to the byte, and looks for what was planted outside.
+CUPTI's records of memory, as `thence record --with memory` keeps them. The cost is the median of the paired differences
+with its 95 % interval; so is the CPU time of the thread that launches. Then the same training is recorded with
+``RecordOptions(memory=True)``, from before the model is made, and once more by a program that keeps a history of its
+own, which has to be as it was. At last FSDP2 is recorded on two GPUs, or on one, with memory that a library asks of
+CUDA itself. ``check`` compares the peaks of the recordings with ``torch.cuda.max_memory_allocated``, to the byte, and
+looks for what was planted outside.
 """
 
 from __future__ import annotations
