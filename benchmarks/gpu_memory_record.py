@@ -8,8 +8,8 @@ CUPTI's records of memory, as `thence record --with memory` keeps them. The cost
 with its 95 % interval; so is the CPU time of the thread that launches. Then the same training is recorded with
 ``RecordOptions(memory=True)``, from before the model is made, and once more by a program that keeps a history of its
 own, which has to be as it was. At last FSDP2 is recorded on two GPUs, or on one, with memory that a library asks of
-CUDA itself. ``check`` compares the peaks of the recordings with ``torch.cuda.max_memory_allocated``, to the byte, and
-looks for what was planted outside.
+CUDA itself, and a program of JAX. ``check`` compares the peaks of the recordings with
+``torch.cuda.max_memory_allocated``, to the byte, and looks for what was planted outside, and for JAX's pool.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from command_line import documented_parser
 
 BLOCKS, STEPS = 300, 5
 WARM_UP = 20
-PROGRAMS = ("cost", "recorded", "own", "job")
+PROGRAMS = ("cost", "recorded", "own", "job", "jax")
 PLANTED_BYTES = 12_345_678
 TIMEOUT_S = 200
 
@@ -121,6 +121,23 @@ def record_job(out: Path) -> dict[str, Any]:
     return {"ranks": [json.loads((out / f"job_rank{rank}").read_text()) for rank in range(ranks)]}
 
 
+def record_jax(out: Path) -> dict[str, Any]:
+    """A program of JAX recorded with its memory: JAX asks CUDA for its pool."""
+    os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = ".1"
+    import jax
+    import jax.numpy as jnp
+
+    import thence
+
+    with thence.record(out / "jax_recording", thence.RecordOptions(memory=True)):
+        step = jax.jit(lambda x: jnp.tanh(x @ x) + jnp.fft.fft(x).real)
+        x = jnp.ones((1024, 1024))
+        for _ in range(20):
+            x = jax.block_until_ready(step(x))
+        time.sleep(0.6)
+    return {"pool": jax.devices()[0].memory_stats()["pool_bytes"]}
+
+
 def plant(runtime: Any) -> None:
     """Memory of CUDA's own, as a library asks for it."""
     if runtime.cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(PLANTED_BYTES)):
@@ -186,7 +203,7 @@ def check(out: Path) -> int:
         low, high = _interval(shares)
         milliseconds = sorted(without)[len(without) // 2] / cost["steps"] * 1e3
         print(f"{what}: {milliseconds:.2f} ms, with memory {_median(shares):+.1%} [{low:+.1%}, {high:+.1%}]")
-    return _check_recording(out, "recorded") + _check_recording(out, "own") + _check_job(out)
+    return _check_recording(out, "recorded") + _check_recording(out, "own") + _check_job(out) + _check_jax(out)
 
 
 def _check_recording(out: Path, name: str) -> int:
@@ -231,6 +248,17 @@ def _check_job(out: Path) -> int:
     return int(not right)
 
 
+def _check_jax(out: Path) -> int:
+    import thence
+
+    said = json.loads((out / "jax.json").read_text())["pool"]
+    trace = thence.open(out / "jax_recording")
+    print(trace.memory("source"))
+    right = said in trace.tables.memory["bytes"].to_list()
+    print(f"jax: its pool of {said:,} bytes {'was' if right else 'WRONG: was not'} asked of CUDA")
+    return int(not right)
+
+
 def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
@@ -253,8 +281,13 @@ def main() -> None:
     elif options.part == "check":
         sys.exit(check(options.out))
     else:
-        programs = {"cost": measure_cost, "recorded": record_training, "own": keep_own_history, "job": record_job}
-        run = programs[options.program]
+        run = {
+            "cost": measure_cost,
+            "recorded": record_training,
+            "own": keep_own_history,
+            "job": record_job,
+            "jax": record_jax,
+        }[options.program]
         (options.out / f"{options.program}.json").write_text(json.dumps(run(options.out)))
 
 

@@ -40,12 +40,14 @@ class Layout:
         smallest: size in bytes of the shortest record that holds all fields.
         fields: offset in bytes and NumPy type by column name.
         names: columns that hold addresses of C strings.
+        later: fields that only longer records have, those of newer versions.
     """
 
     table: str
     smallest: int
     fields: Offsets
     names: tuple[str, ...] = field(default=())
+    later: Offsets = field(default_factory=dict)
 
 
 _WHEN: Offsets = {"start": (16, "<u8"), "end": (24, "<u8")}
@@ -138,6 +140,8 @@ LAYOUTS = {
             "time": (32, "<u8"),
             "device": (52, "<u4"),
         },
+        ("source",),
+        {"source": (120, "<u8")},
     ),
     OVERHEAD: Layout(
         "overheads",

@@ -20,10 +20,10 @@ _OUTER_LAUNCHES = re.compile(r"cudaLaunch(Cooperative)?Kernel")
 callback, its call has the kernel's number, and each launch makes two callbacks instead of four."""
 _GRAPHS = re.compile(r"cu(da)?(GraphAdd\w*Node|GraphInstantiate|GraphConditionalHandleCreate)")
 """Calls that build a CUDA graph: about one for each of its nodes, and one at its end."""
-_RARE = re.compile(
-    r"cu(da)?(\w*Synchronize|StreamWaitEvent|EventRecord|Stream(Begin|End)Capture|Malloc|Free|HostAlloc|Mem(Alloc|Free))"
-)
-"""Calls that wait, record events, begin or end captures, allocate, or free memory. A program makes few of them."""
+_ALLOCATIONS = re.compile(r"cu(da)?(Malloc|Free|HostAlloc|Mem(Alloc|Free|Create))")
+"""Calls that allocate or free memory."""
+_RARE = re.compile(r"cu(da)?(\w*Synchronize|StreamWaitEvent|EventRecord|Stream(Begin|End)Capture)")
+"""Calls that wait, record events, and begin or end captures. A program makes few of them."""
 _WAITS = re.compile(r"cu(da)?(\w*Synchronize|StreamWaitEvent|EventRecord)")
 """Calls that wait for the device, and those of events, by which streams wait for each other."""
 MOST_COUNTER_BYTES = 300_000_000
@@ -194,7 +194,7 @@ class RecordOptions:
 
     def wants_call(self, function: str) -> bool:
         """Whether calls of an API function, named as in CUDA's headers, are recorded; `launches` None means no."""
-        patterns = (_LAUNCHES, _GRAPHS, _WAITS)
+        patterns = (_LAUNCHES, _GRAPHS, _WAITS, *([_ALLOCATIONS] if self.memory else []))
         return bool(self.launches) and any(pattern.match(function) for pattern in patterns)
 
     def calls_back(self, function: str, *, launches: bool) -> bool:
@@ -206,7 +206,7 @@ class RecordOptions:
         """
         if _OUTER_LAUNCHES.match(function):
             return False
-        rare = _RARE.match(function) or _GRAPHS.match(function)
+        rare = any(pattern.match(function) for pattern in (_RARE, _ALLOCATIONS, _GRAPHS))
         return bool(rare or (launches and _LAUNCHES.match(function)))
 
     @property

@@ -2,7 +2,7 @@
 
 What PyTorch's allocator asked for lies in its segments, which its own history names; it is left out, because the
 allocator's readings hold it. Memory of hosts and managed memory is no device's. A record has no thread: it has that of
-the call to CUDA that was being made at its time, which callbacks note.
+the call to CUDA that has its number, which callbacks note.
 """
 
 from __future__ import annotations
@@ -25,30 +25,32 @@ _OF_DEVICES = (3, 4, 6)
 """CUPTI_ACTIVITY_MEMORY_KIND_DEVICE, _ARRAY and _DEVICE_STATIC"""
 
 
-def cuda_allocations(folder: Folder, zero_ns: Ns, rank: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+def cuda_allocations(folder: Folder, names: pl.DataFrame, zero_ns: Ns, rank: int) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Rows of `thence.model.tables.MEMORY` and `MEMORY_TOTALS` of everything that was asked of CUDA.
 
     Args:
         folder: of the process.
+        names: number and text (Categorical).
         zero_ns: Unix time at which the trace's clock reads 0.
         rank: of the process.
     """
     asked = (pl.col("operation") == _ALLOCATES) & pl.col("memory").is_in(_OF_DEVICES) & (pl.col("bytes") > 0)
-    changes = folder.table("allocations").drop_nulls().filter(asked | (pl.col("operation") == _RETURNS)).sort("time")
+    changes = folder.table("allocations").drop_nulls("address").filter(asked | (pl.col("operation") == _RETURNS))
     if changes.is_empty():
         return MEMORY.empty(), MEMORY_TOTALS.empty()
-    changes = _paired(changes)
-    thread = _threads(folder.table("calls"), changes["time"])
+    changes = _with_callers(_paired(changes.sort("time", maintain_order=True)), folder.table("calls"), names)
     held = pl.col("bytes").cum_sum().over("device")
     rows = changes.with_columns(rank=pl.lit(rank), process=pl.lit(folder.description.pid), allocated=held)
     events = {
         **{name: rows[name].to_numpy() for name in ("rank", "process", "device", "address", "bytes", "allocated")},
-        "thread": thread.fill_null(-1).to_numpy(),
+        "thread": rows["thread"].fill_null(-1).to_numpy(),
         "start": (rows["time"] - zero_ns).to_numpy(),
         "reserved": rows["allocated"].to_numpy(),
     }
     memory, totals = allocations(events, CUDA_ALLOCATOR)
-    return memory.with_columns(pl.when(pl.col("thread") >= 0).then("thread").alias("thread")), totals
+    # `opened` is the row of an allocation among these; they are of one process, in order of device.
+    library = rows.sort("device", maintain_order=True)["library"].gather(memory["opened"])
+    return memory.with_columns(pl.when(pl.col("thread") >= 0).then("thread").alias("thread"), pool=library), totals
 
 
 def _paired(changes: pl.DataFrame) -> pl.DataFrame:
@@ -59,12 +61,13 @@ def _paired(changes: pl.DataFrame) -> pl.DataFrame:
     return before.with_columns(bytes=size).drop_nulls("bytes")
 
 
-def _threads(calls: pl.DataFrame, times: pl.Series) -> pl.Series:
-    """The thread of the call that was being made at each time; null for none."""
-    made = calls.select("start", "end", "thread").drop_nulls().sort("start")
-    asked = pl.DataFrame({"start": times})  # sorted
-    found = asked.join_asof(made, on="start", strategy="backward", check_sortedness=False)
-    return found.select(pl.when(pl.col("end") >= pl.col("start")).then("thread")).to_series()
+def _with_callers(changes: pl.DataFrame, calls: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
+    """The changes with the thread of the call that made each, and the file name of the library that called."""
+    numbered = calls.select("correlation", "thread").drop_nulls().unique("correlation", keep="first")
+    called = changes.join(numbered, on="correlation", how="left", maintain_order="left")
+    path = called.select(pl.col("source").alias("number")).join(names, on="number", how="left", maintain_order="left")
+    library = path["text"].cast(pl.String).str.extract(r"([^/]+)$").cast(pl.Categorical())
+    return called.with_columns(library=library)
 
 
 def outside_of_segments(memory: pl.DataFrame, segments: pl.DataFrame) -> pl.DataFrame:

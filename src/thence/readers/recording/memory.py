@@ -26,16 +26,17 @@ _UNSEEN = "what libraries asked of CUDA, or returned to it, in steps that were n
 _SAMPLE = {"start": pl.Int64(), "used": pl.Int64()}
 
 
-def with_memory(tables: Tables, folder: Folder, zero_ns: Ns, rank: int) -> Tables:
+def with_memory(tables: Tables, folder: Folder, names: pl.DataFrame, zero_ns: Ns, rank: int) -> Tables:
     """The tables of a recording, with the memory in its folder, if there is one.
 
     Args:
         tables: of one process.
         folder: of the process.
+        names: number and text (Categorical).
         zero_ns: Unix time at which the trace's clock reads 0.
         rank: of the process.
     """
-    asked, totals = cuda_allocations(folder, zero_ns, rank)
+    asked, totals = cuda_allocations(folder, names, zero_ns, rank)
     path = folder.path / MEMORY_FILE
     if path.is_file():
         from thence.readers.memory_snapshot.read import read_with_segments  # most recordings have none
