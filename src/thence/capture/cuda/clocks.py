@@ -2,8 +2,8 @@
 
 Peaks on data sheets hold at one clock. A GPU at its power limit runs tensor cores slower, and one without may run
 faster, so a share of the peak means little without the clock. The energy between two samples is a row of the table
-``counters``. NVML answers in some microseconds and takes no part in what runs on the device. Everything here is best
-effort: without NVML there are no samples, and a GPU that does not tell its energy has no rows.
+``counters``. NVML takes no part in what runs on the device. Everything here is best effort: without NVML there are no
+samples, and a GPU that does not tell its energy has no rows.
 """
 
 from __future__ import annotations
