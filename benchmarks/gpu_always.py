@@ -113,7 +113,7 @@ def between(name: str, out: Path, seconds: float) -> None:
     (out / f"between_{name}.json").write_text(json.dumps({"losses": losses, "plain_ms": plain}))
     print(
         f"  {statistics.mean(plain):.2f} ms a step, {len(losses)} pairs: {interval(losses)} %; attached {attached}\n"
-        f"  without the tenth of the pairs at each end: {interval(trimmed(losses))} %\n"
+        f"  without the tenth of the pairs at each end: {trimmed(losses)} %\n"
         f"  by its own clock: {(recorder.cpu_ns - cpu) / 1e7 / spent:.3f} % of the time in the recorder's thread, "
         f"{(recording._steps.own_ns - own) / steps / 1e3:.1f} us in each step()"  # noqa: SLF001
     )
@@ -454,10 +454,17 @@ def asked(child: subprocess.Popen[str], what: str) -> list[float]:
     return answer
 
 
-def trimmed(values: list[float]) -> list[float]:
-    """The values without the tenth of them at each end: means of rare long steps are mostly the host's."""
-    cut = len(values) // 10
-    return sorted(values)[cut : len(values) - cut]
+def trimmed(values: list[float]) -> str:
+    """Mean without the tenth of the values at each end, with its 95 % interval: rare long steps are mostly the host's.
+
+    Its error follows from the values with those at each end replaced by the nearest others (Yuen 1974).
+    """
+    values, cut = sorted(values), len(values) // 10
+    inner = values[cut : len(values) - cut]
+    held = [inner[0]] * cut + inner + [inner[-1]] * cut
+    mean = statistics.mean(inner)
+    half = _T95 * statistics.stdev(held) * math.sqrt(len(values)) / len(inner)
+    return f"{mean:+.2f} ({mean - half:+.2f} to {mean + half:+.2f})"
 
 
 def interval(values: Iterable[float]) -> str:
