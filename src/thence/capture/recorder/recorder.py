@@ -602,7 +602,7 @@ class Recorder:
             self._save()
 
     def _named(self, kind: int, columns: dict[str, Any]) -> dict[str, Any]:
-        for name in columns.keys() & set(layouts.LAYOUTS[kind].names):
+        for name in filter(columns.__contains__, layouts.LAYOUTS[kind].names):
             columns[name] = self._names.of_pointers(columns[name])
         if kind in layouts.CALLS:
             known = self._functions[kind]
