@@ -1,18 +1,24 @@
-"""What a recording of few steps of many costs a program that its launches limit: between windows, by windows, after it.
+"""What a recording of few steps of many costs a program: between windows, by windows, after it.
 
     python benchmarks/gpu_always.py OUT [--seconds 60] [--part PART] [--program PROGRAM]      # on a GPU with torch
+    python benchmarks/gpu_always.py OUT --part check                                          # anywhere, with thence
 
 The programs of `gpu_paused.py` without CUDA graphs: a decode of 12 tokens whose layers are launched one by one, and a
 training step. Hosts of GPUs get faster and slower by 10 to 30 % within seconds, so what is compared lies as close
 together as it can; each measurement has a process of its own, and its mean has a 95 % interval:
 
-between    blocks of four steps between two windows, in pairs: with the recorder's thread and calls of `step()`, and
-           with that thread held at its gate and no calls. What the thread does in a second then happens in half of it
+between    blocks of two steps between two windows, in pairs: with the recorder's thread and calls of `step()`, and
+           with that thread held at its gate and no calls. What the thread does in a second then happens in half of it.
+           The times of all blocks go into OUT
+blocks     blocks of steps without a recording and far from the windows of one, which begins and ends with its block:
+           for programs beside which CUPTI may stay attached (Lightning with workers, CUDA graphs, JAX)
 windows    a window every 25 steps: by how much its steps, and the seven after it, are longer than the others, beside
            what the recording itself measures; what of it attaches and detaches CUPTI; memory of the process
 residue    six processes in turn that launch a kernel 500 times, before and after three of them were recorded and CUPTI
            was detached: by how much their times change more than those of the others is what CUPTI leaves behind
-estimates  few steps of many, then 100 in full, into OUT: whether windows tell what the whole is like
+estimates  windows of eleven steps that count, into OUT. ``check`` then says of how many parts the share of all other
+           steps lies in the interval that the first ones of the windows, as windows of one step have, give. Both are of
+           the same seconds: a minute later, a host may be a fifth slower
 """
 
 from __future__ import annotations
@@ -37,9 +43,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 PROGRAMS = ("decode", "training")
-PARTS = {"between": 1.0, "windows": 0.27, "residue": 0.3, "estimates": 0.1}
+OTHERS = ("graphs", "jax", "lightning")
+PARTS = {"between": 1.0, "windows": 0.27, "residue": 0.3, "estimates": 0.1, "blocks": 0.5}
 """The parts, and the share of the seconds that each takes for a program."""
-BLOCK_STEPS = 4
+BLOCK_STEPS = 2
+FIRST, COUNTED = 14, 30
+"""Steps of a block of `blocks`: those that may belong to the window, and those that are timed."""
 EVERY, NEAR = 25, 10
 """Steps from one window to the next, and those of them that belong to the window or follow it."""
 LAUNCHES, PROCESSES = 500, 6
@@ -61,11 +70,11 @@ def timed(step: Callable[[], None], count: int, after: Callable[[], object] | No
     return times
 
 
-def started(out: Path, every: int) -> Any:
-    """A recording whose windows are so many steps apart, whatever they cost."""
+def started(out: Path, every: int, steps: int = 1) -> Any:
+    """A recording whose windows of so many steps that count are so many steps apart, whatever they cost."""
     import thence
 
-    sampling = thence.Sampling(every=every, slow_steps=False, budget=0)
+    sampling = thence.Sampling(every=every, steps=steps, ring=1000, slow_steps=False, budget=0)
     recording = thence.record(out, thence.RecordOptions(sampling=sampling))
     recording.start()
     return recording
@@ -82,7 +91,7 @@ def between(name: str, out: Path, seconds: float) -> None:
     """Pairs of blocks with and without what runs between two windows."""
     step = program(name)
     timed(step, 100)
-    recording = started(out, _FAR)
+    recording = started(out / f"between_{name}", _FAR)
     timed(step, 16, recording.step)  # the window, and the steps that are compared with it
     recorder, gate = recording._recorder, threading.Event()  # noqa: SLF001 - what is switched has no other name
     attached, looks = recorder.attached, recorder._looks  # noqa: SLF001
@@ -101,12 +110,163 @@ def between(name: str, out: Path, seconds: float) -> None:
     gate.set()
     spent = time.monotonic() - began
     steps = BLOCK_STEPS * len(losses)
+    (out / f"between_{name}.json").write_text(json.dumps({"losses": losses, "plain_ms": plain}))
     print(
         f"  {statistics.mean(plain):.2f} ms a step, {len(losses)} pairs: {interval(losses)} %; attached {attached}\n"
+        f"  without the tenth of the pairs at each end: {trimmed(losses)} %\n"
         f"  by its own clock: {(recorder.cpu_ns - cpu) / 1e7 / spent:.3f} % of the time in the recorder's thread, "
         f"{(recording._steps.own_ns - own) / steps / 1e3:.1f} us in each step()"  # noqa: SLF001
     )
     recording.stop()
+
+
+class Blocks:
+    """Called after each step: begins and ends recordings, and notes what blocks of steps take.
+
+    Attributes:
+        times: ms a step of the blocks without (False) and with a recording.
+        attached: whether CUPTI was attached far from the windows, of each recording.
+    """
+
+    def __init__(self, out: Path, seconds: float) -> None:
+        self._out, self._until = out, time.monotonic() + seconds
+        self._order = random.Random(0)
+        self._to_come = [False]
+        self._recording: Any = None
+        self._number, self._began = 0, 0.0
+        self.times: dict[bool, list[float]] = {False: [], True: []}
+        self.attached: list[bool] = []
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is over and the last pair complete."""
+        return time.monotonic() > self._until and len(self.times[False]) == len(self.times[True]) + 1 > 3
+
+    def __call__(self) -> None:
+        """A step has ended."""
+        now = time.perf_counter()
+        if self._number == FIRST:
+            self._began = now
+        elif self._number == FIRST + COUNTED:
+            self._ended(1e3 * (now - self._began) / COUNTED)
+            return
+        self._number += 1
+        if self._recording is not None:
+            self._recording.step()
+
+    def _ended(self, ms: float) -> None:
+        self.times[self._recording is not None].append(ms)
+        if self._recording is not None:
+            self.attached.append(self._recording._recorder.attached)  # noqa: SLF001
+            self._recording.stop()
+            self._recording = None
+        if not self._to_come:
+            self._to_come = self._order.sample([False, True], 2)
+        if self._to_come.pop():
+            self._recording = started(self._out / f"block{len(self.attached)}", _FAR)
+        self._number = 0
+
+
+def blocks(name: str, out: Path, seconds: float) -> None:
+    """Alternating blocks of steps."""
+    globals()[f"drive_{name}"](lambda: Blocks(out, seconds), lambda after: block_report(name, out, after))
+
+
+def block_report(name: str, out: Path, after: Blocks) -> None:
+    """Prints what blocks took."""
+    pairs = list(zip(after.times[True], after.times[False][1:], strict=True))  # the first one is before all pairs
+    losses = [100 * math.log(on / off) for on, off in pairs]
+    (out / f"blocks_{name}.json").write_text(json.dumps({"ms": pairs}))
+    print(
+        f"  {statistics.median(off for _, off in pairs):.3f} ms a step, {len(pairs)} pairs of blocks: "
+        f"{interval(losses)} %; attached {sum(after.attached)} of {len(after.attached)}"
+    )
+
+
+def drive_graphs(begun: Callable[[], Blocks], report: Callable[[Blocks], None]) -> None:
+    """A decode as a CUDA graph for each token."""
+    step = program("graphs")
+    timed(step, 100)
+    after = begun()
+    while not after.over:
+        step()
+        after()
+    report(after)
+
+
+def drive_jax(begun: Callable[[], Blocks], report: Callable[[Blocks], None]) -> None:
+    """A training step of JAX, which many small kernels make."""
+    import jax
+    import jax.numpy as jnp
+
+    keys = jax.random.split(jax.random.key(0), 25)
+    weights = [jax.random.normal(key, (256, 256)) / 16 for key in keys[1:]]
+    x = jax.random.normal(keys[0], (64, 256))
+
+    def loss(weights: Any) -> Any:
+        y = x
+        for weight in weights:
+            y = y + jnp.tanh(y @ weight)
+        return (y * y).mean()
+
+    @jax.jit
+    def train(weights: Any) -> Any:
+        return jax.tree.map(lambda w, g: w - 1e-3 * g, weights, jax.grad(loss)(weights))
+
+    for _ in range(300):
+        weights = jax.block_until_ready(train(weights))
+    after = begun()
+    while not after.over:
+        for _ in range(10):
+            weights = train(weights)
+        jax.block_until_ready(weights)
+        after()
+    report(after)
+
+
+def drive_lightning(begun: Callable[[], Blocks], report: Callable[[Blocks], None]) -> None:
+    """Training by Lightning, with two workers that load."""
+    import lightning
+    import torch
+
+    class Numbers(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 10_000_000
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.full((64, 512), float(index % 7))
+
+    class Model(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            layers = [torch.nn.TransformerEncoderLayer(512, 8, 1024, batch_first=True, dropout=0.0) for _ in range(6)]
+            self.layers = torch.nn.Sequential(*layers)
+
+        def training_step(self, batch: Any, _number: int) -> Any:
+            return self.layers(batch).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=1e-4)
+
+    class Watch(lightning.Callback):  # type: ignore[misc]
+        after: Blocks | None = None
+
+        def on_train_batch_end(self, trainer: Any, _model: Any, _outputs: Any, _batch: Any, number: int) -> None:
+            torch.cuda.synchronize()
+            if number == 100:
+                self.after = begun()
+            if self.after is not None:
+                self.after()
+                trainer.should_stop = self.after.over
+
+    watch = Watch()
+    trainer = lightning.Trainer(
+        max_epochs=1, callbacks=[watch], logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, accelerator="gpu", devices=1,
+    )  # fmt: skip
+    trainer.fit(Model(), torch.utils.data.DataLoader(Numbers(), batch_size=8, num_workers=2))
+    assert watch.after is not None
+    report(watch.after)
 
 
 def windows(name: str, out: Path, seconds: float) -> None:
@@ -178,18 +338,60 @@ def resident() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def estimates(name: str, out: Path, _seconds: float) -> None:
-    """Recordings of few steps of many and of all, one after the other."""
-    import thence
-
+def estimates(name: str, out: Path, seconds: float) -> None:
+    """A recording of several steps in each window."""
     step = program(name)
     timed(step, 100)
-    recording = started(out / f"{name}_few", EVERY)
-    timed(step, 20 * EVERY, recording.step)
-    about = stopped(recording)
-    with thence.record(out / f"{name}_all", thence.RecordOptions(baseline=False)) as recording:
-        timed(step, 100, recording.step)
-    print(f"  {about['windows']} windows, then 100 steps: see OUT")
+    recording = started(out / f"{name}_windows", EVERY, 11)
+    began = time.monotonic()
+    while time.monotonic() - began < seconds:
+        timed(step, EVERY, recording.step)
+    print(f"  {stopped(recording)['windows']} windows: see OUT")
+
+
+def check(out: Path) -> int:
+    """Compares what `estimates` recorded; the number of recordings in which more than one part is outside."""
+    wrong = 0
+    for folder in sorted(out.glob("*_windows")):
+        inside = shares_inside(folder)
+        missed = [
+            f"{name} {share:.2%}, not in {low:.2%} to {high:.2%}" for name, share, low, high, ok in inside if not ok
+        ]
+        wrong += len(missed) > 1
+        print(f"{folder.name}: {len(inside) - len(missed)} of {len(inside)} parts inside; {missed}")
+    return wrong
+
+
+def shares_inside(folder: Path) -> list[tuple[str, float, float, float, bool]]:
+    """Of busy time and ten modules: name, share in most steps, its interval by the first ones, whether it fits."""
+    import numpy as np
+    import polars as pl
+
+    import thence
+    from thence.watch.estimates import share_intervals
+
+    trace = thence.open(folder)
+    steps = trace.steps().frame.sort("host_start").with_columns(after=pl.col("number") - pl.col("number").shift(1))
+    steps = steps.with_columns(window=(pl.col("after").fill_null(2) > 1).cum_sum())
+    steps = steps.with_columns(place=pl.int_range(pl.len()).over("window")).filter(pl.col("place") > 0)
+    times = trace.activities.group_by("step_row", pl.col("module").cast(pl.String)).agg(pl.col("duration").sum())
+    names = (
+        times.drop_nulls().group_by("module").agg(pl.col("duration").sum()).sort("duration", descending=True)["module"]
+    )
+    parts = [steps["busy_ns"].to_numpy()]
+    for name in names.head(10):
+        of_module = times.filter(pl.col("module") == name).select(
+            pl.col("step_row").cast(steps["row"].dtype), module="duration"
+        )
+        joined = steps.join(of_module, left_on="row", right_on="step_row", how="left", maintain_order="left")
+        parts.append(joined["module"].fill_null(0).to_numpy())
+    table, whole = np.stack(parts, axis=1).astype(float), steps["duration"].to_numpy().astype(float)
+    first = (steps["place"] == 1).to_numpy()
+    bounds = share_intervals(table[first], whole[first])
+    assert bounds is not None
+    shares = table[~first].sum(axis=0) / whole[~first].sum()
+    rows = zip(["busy", *names.head(10)], shares, *bounds, strict=True)
+    return [(name, share, low, high, bool(low <= share <= high)) for name, share, low, high in rows]
 
 
 def serve(out: Path) -> None:
@@ -252,6 +454,19 @@ def asked(child: subprocess.Popen[str], what: str) -> list[float]:
     return answer
 
 
+def trimmed(values: list[float]) -> str:
+    """Mean without the tenth of the values at each end, with its 95 % interval: rare long steps are mostly the host's.
+
+    Its error follows from the values with those at each end replaced by the nearest others (Yuen 1974).
+    """
+    values, cut = sorted(values), len(values) // 10
+    inner = values[cut : len(values) - cut]
+    held = [inner[0]] * cut + inner + [inner[-1]] * cut
+    mean = statistics.mean(inner)
+    half = _T95 * statistics.stdev(held) * math.sqrt(len(values)) / len(inner)
+    return f"{mean:+.2f} ({mean - half:+.2f} to {mean + half:+.2f})"
+
+
 def interval(values: Iterable[float]) -> str:
     """Mean of values with its 95 % interval, and their median."""
     values = list(values)
@@ -259,30 +474,34 @@ def interval(values: Iterable[float]) -> str:
     return f"{mean:+.2f} ({mean - half:+.2f} to {mean + half:+.2f}; median {statistics.median(values):+.2f})"
 
 
-def main() -> None:
+def main() -> int:
     """Reads the options."""
     parser = documented_parser(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--program", choices=PROGRAMS)
-    parser.add_argument("--part", choices=(*PARTS, "serve"))
+    parser.add_argument("--program", choices=PROGRAMS + OTHERS)
+    parser.add_argument("--part", choices=(*PARTS, "serve", "check"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     if given.part == "serve":
         with tempfile.TemporaryDirectory() as folder:
             serve(Path(folder))
-        return
+        return 0
+    if given.part == "check":
+        return check(given.out)
     if given.part and given.program:
         with tempfile.TemporaryDirectory() as folder:
-            out = given.out if given.part == "estimates" else Path(folder)
+            out = given.out if given.part in ("between", "blocks", "estimates") else Path(folder)
             globals()[given.part](given.program, out, given.seconds * PARTS[given.part])
-        return
+        return 0
     for part in [given.part] if given.part else PARTS:
-        for name in [given.program] if given.program else PROGRAMS[: 1 if part == "residue" else 2]:
+        programs = OTHERS if part == "blocks" else PROGRAMS[: 1 if part == "residue" else 2]
+        for name in [given.program] if given.program else programs:
             print(f"{name}, {part}:", flush=True)
             command = [sys.executable, __file__, str(given.out), "--program", name, "--part", part]
             subprocess.run([*command, "--seconds", str(given.seconds)], check=False)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,7 +1,7 @@
 """Whether `thence memory` accounts for the memory of programs on a GPU as PyTorch's and XLA's own figures do.
 
-    python benchmarks/gpu_memory.py record OUT [NAME ...]   # on a GPU with torch and jax
-    python benchmarks/gpu_memory.py check OUT               # anywhere, with thence's requirements
+    python benchmarks/gpu_memory.py record OUT [NAME ...] [--together 6]   # on a GPU with torch and jax
+    python benchmarks/gpu_memory.py check OUT                              # anywhere, with thence's requirements
 
 Programs, each in a process of its own: training steps of a GPT recorded from before the model is made (whole), after
 it (eager), without stacks (plain), with every block in a checkpoint (checkpoints), compiled (compiled), captured in a
@@ -11,8 +11,9 @@ history (large); a training step of JAX (jax); three programs without and with o
 (recompute_gpt, recompute_mlp, recompute_conv).
 
 ``record`` writes into OUT for each program a trace of torch.profiler with memory events (``.json.gz``) or an xplane,
-PyTorch's memory snapshot (``.pickle.gz``), and what PyTorch or XLA itself says (``.truth.json``). ``check`` compares
-`thence memory` with the latter; what differs is WRONG, and the exit code is 1 then.
+PyTorch's memory snapshot (``.pickle.gz``), and what PyTorch or XLA itself says (``.truth.json``). ``check`` prints a
+table that compares `thence memory` with the latter; what differs is WRONG, and the exit code is 1 then. Of what
+`gpu_memory_record.py` wrote into OUT, it prints the cost, too.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from captured_step import warm_up
 from command_line import documented_parser
+from gpu_memory_record import check as check_recordings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -587,10 +590,11 @@ PROGRAMS: dict[str, Callable[[Path], None]] = {
 }  # fmt: skip
 
 
-def record(out: Path, names: list[str]) -> None:
-    """Runs each program in a process of its own; what fails is reported, and the others run."""
+def record(out: Path, names: list[str], together: int) -> None:
+    """Runs each program in a process of its own, some at a time; what fails is reported, and the others run."""
     out.mkdir(parents=True, exist_ok=True)
-    for name in names or list(PROGRAMS):
+
+    def run(name: str) -> None:
         began = time.monotonic()
         command = [sys.executable, __file__, "one", str(out), name]
         with (out / f"{name}.log").open("w") as log:
@@ -600,22 +604,27 @@ def record(out: Path, names: list[str]) -> None:
                 code = -1
         print(f"{name}: {'ok' if code == 0 else f'FAILED ({code})'}, {time.monotonic() - began:.0f} s", flush=True)
 
+    with ThreadPoolExecutor(together) as pool:
+        list(pool.map(run, names or [name for name in PROGRAMS if name != "large"]))
+
 
 def main() -> int:
     """See the module."""
     parser = documented_parser(__doc__)
     parser.add_argument("action", choices=("record", "one", "check"))
     parser.add_argument("out", type=Path)
-    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="default: all but large")
+    parser.add_argument("--together", type=int, default=1, help="programs that run at the same time")
     arguments = parser.parse_args()
     if arguments.action == "check":
         from memory_checks import check
 
-        return check(arguments.out)
+        wrong = check(arguments.out)
+        return check_recordings(arguments.out) or wrong if (arguments.out / "cost.json").exists() else wrong
     if arguments.action == "one":
         PROGRAMS[arguments.names[0]](arguments.out)
         return 0
-    record(arguments.out, arguments.names)
+    record(arguments.out, arguments.names, arguments.together)
     return 0
 
 

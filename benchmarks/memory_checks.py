@@ -17,32 +17,47 @@ _NEAR = 0.01
 
 
 class Checks:
-    """Prints what agrees and what does not.
+    """Prints a table of what agrees and what does not.
 
     Attributes:
-        wrong: how many do not.
+        made: how many comparisons there were.
+        wrong: how many do not agree.
     """
 
     def __init__(self) -> None:
-        self.wrong = 0
+        self.made = self.wrong = 0
 
     def equal(self, what: str, found: object, said: object) -> None:
-        """Both must be equal."""
+        """Both must be equal; ``what`` is the program and the figure, separated by a colon."""
         agrees = found == said
+        self.made += 1
         self.wrong += not agrees
-        print(f"{'ok   ' if agrees else 'WRONG'} {what}: {found}" + ("" if agrees else f", said to be {said}"))
+        program, _, figure = what.partition(": ")
+        shown = [f"{value:,}" if type(value) is int else str(value) for value in (found, said)]
+        print(
+            f"{'ok' if agrees else 'WRONG':5} {program:16} {figure:32} {shown[0]:>30} {shown[1] if not agrees else ''}"
+        )
+
+    def note(self, what: str, text: str) -> None:
+        """A figure that is compared with nothing."""
+        print(f"{'':5} {what:16} {text}")
 
 
 def check(out: Path) -> int:
     """Compares all traces of a folder; returns the exit code."""
     checks = Checks()
+    print(f"{'':5} {'program':16} {'figure':32} {'thence':>30} said, where it differs")
     for path in sorted(out.glob("*.truth.json")):
         name, said = path.name.removesuffix(".truth.json"), json.loads(path.read_text())
         if (out / f"{name}.json.gz").exists():
             _torch(checks, name, thence.open(out / f"{name}.json.gz"), said)
         if (out / f"{name}.xplane.pb.gz").exists():
             _jax(checks, name, out / f"{name}.xplane.pb.gz", said)
-    print(f"{checks.wrong} WRONG")
+        if (out / f"{name}.pickle.gz").exists():
+            _snapshot(checks, f"{name} snapshot", thence.open(out / f"{name}.pickle.gz"), said)
+    if len(list(out.glob("fsdp_rank*.json.gz"))) > 1:
+        _job(checks, out)
+    print(f"{checks.wrong} of {checks.made} WRONG")
     return int(checks.wrong > 0)
 
 
@@ -54,8 +69,12 @@ def _torch(checks: Checks, name: str, trace: thence.Trace, said: dict[str, Any])
     totals = trace.tables.memory_totals.drop_nulls("device")
     checks.equal(f"{name}: allocated at the end", totals["allocated"][-1], said["allocated_at_end"])
     checks.equal(f"{name}: most reserved", totals["reserved"].max(), said["max_memory_reserved"])
+    stats = said["memory_stats"]
+    checks.equal(f"{name}: peak of memory_stats", device["peak_bytes"], stats["allocated_bytes.all.peak"])
+    if "asked" not in said:  # what the allocator returns when an allocation fails has no event
+        checks.equal(f"{name}: reserved at the end", totals["reserved"][-1], stats["reserved_bytes.all.current"])
     known = answer.rows.filter(pl.col("name").is_not_null())["bytes"].sum() / max(int(answer.rows["bytes"].sum()), 1)
-    print(f"      {name}: {known:.1%} of the rows are of a known kind")
+    checks.note(name, f"{known:.1%} of the rows are of a known kind")
     if said.get("held_by_blocks") and name not in ("plain", "compiled"):  # without modules
         checks.equal(f"{name}: held by the blocks", _held(trace), list(said["held_by_blocks"].values()))
     if "leaked_per_step" in said:
@@ -70,6 +89,22 @@ def _torch(checks: Checks, name: str, trace: thence.Trace, said: dict[str, Any])
         checks.equal(f"{name}: fragments", said["inactive_split"] in totals["inactive"].to_list(), True)  # noqa: FBT003
     if "recomputed" in said:
         _recomputed(checks, name, answer.recomputed, said)
+
+
+def _snapshot(checks: Checks, name: str, trace: thence.Trace, said: dict[str, Any]) -> None:
+    totals = trace.tables.memory_totals.drop_nulls("device")
+    checks.equal(f"{name}: peak", totals["allocated"].max(), said["max_memory_allocated"])
+    checks.equal(f"{name}: allocated at the end", totals["allocated"][-1], said["allocated_at_end"])
+    checks.equal(f"{name}: reserved at the end", totals["reserved"][-1], said["reserved_at_end"])
+
+
+def _job(checks: Checks, out: Path) -> None:
+    """Both ranks of FSDP2 together: rank 1 keeps one tensor more in each step."""
+    found = thence.open(*sorted(out.glob("fsdp_rank*.json.gz"))).memory("source").highest
+    assert found is not None
+    checks.equal("fsdp: rank with the highest peak", found["rank"], 1)
+    checks.equal("fsdp: where it holds more", "fsdp_rank" in str(found["rows"][0]["name"]), True)  # noqa: FBT003
+    checks.note("fsdp", f"{found['more_bytes']:,} bytes more; {found['rows'][:2]}")
 
 
 def _held(trace: thence.Trace) -> list[int]:
@@ -87,7 +122,8 @@ def _recomputed(checks: Checks, name: str, predicted: pl.DataFrame, said: dict[s
     number = said["module"].rpartition(".")[2]
     rows = predicted.filter(pl.col("module").str.contains(rf"^[^/]*/(?:Block|Sequential)_{number}$"))
     found = rows["saved_bytes"].sum()
-    print(f"      {name}: {said['module']} saves {saved:,} bytes, predicted {found:,}")
+    checks.note(name, f"{said['module']} saves {saved:,} bytes, predicted {found:,}")
+    checks.note(name, f"step {said['plain']['step_ms']:.2f} ms, recomputed {said['recomputed']['step_ms']:.2f} ms")
     near = abs(found - saved) <= _NEAR * said["plain"]["peak"]
     checks.equal(f"{name}: within {_NEAR:.0%} of the peak", near, True)  # noqa: FBT003
 
@@ -97,8 +133,10 @@ def _jax(checks: Checks, name: str, path: Path, said: dict[str, Any]) -> None:
         unpacked = Path(folder) / "profile.xplane.pb"
         unpacked.write_bytes(gzip.decompress(path.read_bytes()))
         trace = thence.open(unpacked)
-        device = trace.memory().devices.sort("peak_bytes").row(-1, named=True)
-        kinds = dict(trace.memory("kind").rows.select("name", "bytes").iter_rows())
+        answer = trace.memory("kind")
+        device = answer.devices.drop_nulls("program").sort("peak_bytes").row(-1, named=True)
+        rows = answer.rows.filter(pl.col("program") == device["program"])
+        kinds = dict(rows.select("name", "bytes").iter_rows())
     checks.equal(f"{name}: peak", device["peak_bytes"], said["peak_memory_in_bytes"])
     checks.equal(f"{name}: all allocations", device["reserved_bytes"], said["total_allocation_bytes"])
     checks.equal(f"{name}: arguments", kinds["argument"], said["argument_size_in_bytes"])

@@ -257,6 +257,20 @@ void fake_allocate(void) {
     call_back(2, 9, 1, called);
 }
 
+/* cudaHostAlloc, which makes this record of memory, with the time of the call. */
+void fake_allocate_memory(uint8_t *record, size_t bytes) {
+    uint32_t called = called_back[2][9] ? next_number() : 0;
+    struct timespec now;
+    uint64_t ns;
+    call_back(2, 9, 0, called);
+    clock_gettime(CLOCK_REALTIME, &now);
+    ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    memcpy(record + 12, &called, 4);
+    memcpy(record + 32, &ns, 8);
+    fake_emit(record, bytes);
+    call_back(2, 9, 1, called);
+}
+
 /* cudaGraphLaunch, whose launch has this number. */
 uint32_t fake_graph_launch(void) {
     uint32_t called = next_number();

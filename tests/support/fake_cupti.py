@@ -77,6 +77,11 @@ class Fake:
             record, ctypes.c_size_t(count), ctypes.c_uint64(start), ctypes.c_uint64(step), own_thread
         )
 
+    def asks_cuda(self, **fields: int) -> None:
+        """A call that allocates or returns memory, with CUPTI's record of it."""
+        record = self.record("MEMORY2", **fields)
+        self.library.fake_allocate_memory(record, ctypes.c_size_t(len(record)))
+
     def launch(self) -> int:
         """The number of a launch that happens now."""
         return int(ctypes.c_uint32(self.library.fake_launch()).value)

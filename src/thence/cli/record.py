@@ -129,8 +129,8 @@ def _counter_options() -> tuple[Callable[..., Any], ...]:
     multiple=True,
     type=click.Choice(("launches", "memory", "overhead", "peaks")),
     help="Also record every API call that launches work or waits as CUPTI's records (else callbacks note them, which "
-    "costs far less), every allocation of PyTorch's memory allocator, the overhead of CUPTI itself, or, before the "
-    "command runs, what this machine's GPU attains (ten seconds with PyTorch), for thence roofline.",
+    "costs far less), every allocation of PyTorch's allocator and of CUDA, the overhead of CUPTI itself, or, before "
+    "the command runs, what this machine's GPU attains (ten seconds with PyTorch), for thence roofline.",
 )
 @click.option(
     "--without",

@@ -84,6 +84,7 @@ TABLES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "calls": _integers("start", "end", "thread", "correlation", "function", "api"),
         "ranges": _integers("flags", "time", "id", "thread", "name", "domain"),
         "overheads": _integers("overhead_kind", "object_kind", "thread", "start", "end"),
+        "allocations": _integers("operation", "memory", "correlation", "address", "bytes", "time", "device", "source"),
         "marks": _integers(*("what", "serial", "forward", "time", "thread", "name", "lane", "metadata", "counter")),
         "boundaries": _integers("counter", "time", "thread", "place", "flags"),
         "places": _integers("number", "kind", "parent", "name", "detail", "line"),
@@ -94,7 +95,7 @@ TABLES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     }
 )
 """Columns of each table of a recording, and names of the Polars types that they are read as; narrower
-integers may be written. Times are Unix time in ns. name, function, domain, lane, metadata, detail, and the text
+integers may be written. Times are Unix time in ns. name, source, function, domain, lane, metadata, detail, and the text
 columns of collectives hold numbers from the table names, 0 for none. serial identifies a mark. queued is the time when
 the host queued a kernel, 0 if CUPTI does not report it. counter is the value of the counter by which CUPTI numbers
 launches (`thence.capture.boundaries.log`); in marks it is that of the boundary at the same time, 0 without one. places
@@ -110,6 +111,7 @@ SAMPLE_STATES = (None, *HOST_STATES)
 LACKING: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "collectives": frozenset((*TEXTS, *NUMBERS)) - {"sequence"},
+        "allocations": frozenset({"source"}),
         "kernels": frozenset({"queued"}),
         "marks": frozenset({"counter"}),
         COUNTERS_TABLE: frozenset(BY_NAME),

@@ -414,10 +414,13 @@ _PLACES_OF_MEMORY = (
 `thence.analysis.memory.places` keeps these, and finds the others by the host ranges around the call."""
 
 
+CUDA_ALLOCATOR = "cuda"
+"""Name of the allocator of what was asked of CUDA itself. Where the readings of a framework's allocator are known, what
+that allocator asked for is left out, and the others have no readings of their own."""
 MEMORY = Table(
     "memory",
     "one allocation: a block of memory from the call that handed it out to the call that returned it, sorted by rank, "
-    "device and opened, those from before the trace first",
+    "device and opened, those without it first",
     (
         Column("rank", pl.Int32(), "rank of the process in its job"),
         Column("device", pl.Int32(), "device index within the process; null: memory of the host"),
@@ -430,16 +433,23 @@ MEMORY = Table(
             pl.Int64(),
             "ns: in recordings, which note places at launches, when the work it was made for was launched; else null",
         ),
-        Column("opened", pl.Int32(), "row in memory_totals of the reading after it was allocated; null as start"),
+        Column(
+            "opened",
+            pl.Int32(),
+            "row in memory_totals of the reading after it was allocated; null as start, or if its allocator has none",
+        ),
         Column("closed", pl.Int32(), "row in memory_totals of the reading after it was returned; null as end"),
         Column("address", pl.UInt64(), "where it begins; null where unknown"),
         Column("bytes", pl.Int64(), "as the allocator counts it: with what it rounded up"),
         Column("requested", pl.Int64(), "bytes that were asked for; null where unknown"),
         Column("stream", pl.Int64(), "stream for whose work it was allocated; null where unknown"),
         Column(
-            "pool", _NAME, "pool of the allocator, such as a CUDA graph's private one; null: the default or unknown"
+            "pool",
+            _NAME,
+            "pool of the allocator, such as a CUDA graph's private one; of CUDA itself, the library that asked; null: "
+            "the default or unknown",
         ),
-        Column("allocator", _NAME, "name of the allocator: torch, or as XLA names it"),
+        Column("allocator", _NAME, "name of the allocator: torch, cuda (`CUDA_ALLOCATOR`), or as XLA names it"),
         Column("kind", pl.Enum(MEMORY_KINDS), "see MEMORY_KINDS; null where the producer does not say it"),
         *_PLACES_OF_MEMORY,
     ),

@@ -16,6 +16,7 @@ from helpers import DATA, examples
 from thence.capture.cuda import layouts
 from thence.capture.cuda.cupti import CuptiError
 from thence.capture.cuda.layouts import LAYOUTS
+from thence.capture.recorder import activity_parser
 from thence.capture.recorder.activity_parser import ActivityParser
 
 HEADERS: dict[str, Any] = json.loads((DATA / "cupti" / "layouts.json").read_text())
@@ -39,6 +40,9 @@ OWN = {
     "MARKER": {
         "flags": "flags", "time": "timestamp", "id": "id", "thread": "objectId.pt.threadId",
         "domain": "domain",
+    },
+    "MEMORY2": {
+        "operation": "memoryOperationType", "memory": "memoryKind", "address": "address", "time": "timestamp",
     },
     "OVERHEAD": {
         "overhead_kind": "overheadKind", "object_kind": "objectKind", "thread": "objectId.pt.threadId",
@@ -203,3 +207,13 @@ def test_words_in_records_that_look_like_records_of_their_own() -> None:
     found, unknown, damaged = walked(content)
     assert (len(found[10]), len(found[5]), set(found)) == (5000, 10_000, {5, 10})
     assert (unknown, damaged) == ({}, False)
+
+
+def test_fields_of_newer_records_are_read_where_records_have_them() -> None:
+    """The library that asked for memory is at byte 120 of the records of CUDA 12.6 and newer, which have 128 bytes."""
+    newer, older = (activity_parser._dtype(layouts.MEMORY2, size // 8) for size in (128, 120))
+    assert newer is not None
+    assert older is not None
+    assert newer.fields is not None
+    assert newer.fields["source"] == (np.dtype("<u8"), 120)
+    assert (newer.itemsize, set(newer.names or ()) - set(older.names or ())) == (128, {"source"})

@@ -44,7 +44,7 @@ def test_windows_are_so_many_steps_apart_and_have_one_step_more() -> None:
 def test_windows_are_further_apart_where_they_would_cost_more_than_the_budget() -> None:
     # Each window costs 4 ms on its first step, and 2 ms on the first step after it: 6 ms.
     dear = dict.fromkeys(range(9000), 5 * MS)
-    for alone, expected in ((True, 600), (False, 50)):
+    for alone, expected in ((True, 1200), (False, 50)):
         plan = SampledSteps(Sampling(every=50, steps=1, budget=0.01), lambda alone=alone: alone)
         began = [0]
         for number in range(8000):
@@ -54,7 +54,7 @@ def test_windows_are_further_apart_where_they_would_cost_more_than_the_budget() 
             place = number - began[-1]
             duration = dear[number] if place == 0 else 3 * MS if place == 2 else MS
             plan.lasted(number, duration, recorded=records, counted=plan.compares(number) and place not in (0, 2))
-        assert plan.interval == expected  # 6 ms / (1 % of 1 ms a step)
+        assert plan.interval == expected  # 6 ms / (half of 1 % of 1 ms a step)
         assert plan.facts()["cost_share"] == pytest.approx(6 / expected)
         assert plan.facts()["window_cost_ns"] == 6 * MS
 
@@ -64,7 +64,7 @@ def test_the_cost_of_a_window_has_the_time_of_the_recorder_itself() -> None:
     spent = [0]
     plan = SampledSteps(Sampling(every=50, steps=1, budget=0.01), lambda: True, own=lambda: spent[0])
     began, previous = 0, False
-    for number in range(60_000):
+    for number in range(200_000):
         records = plan.records(number)
         spent[0] += 2000
         if records and not previous:
@@ -72,9 +72,21 @@ def test_the_cost_of_a_window_has_the_time_of_the_recorder_itself() -> None:
             spent[0] += 4 * MS
         previous = records
         plan.lasted(number, MS, recorded=records, counted=plan.compares(number) and number - began not in (0, 2))
-    # Windows take 4 ms, steps 0.2 % of their time: 0.8 % are left for windows.
-    assert plan.interval == pytest.approx(4 / 0.008, rel=0.02)
-    assert plan.facts()["cost_share"] == pytest.approx(0.01, rel=0.02)
+    # Windows take 4 ms, steps 0.2 % of their time: 0.3 % are left for windows.
+    assert plan.interval == pytest.approx(4 / 0.003, rel=0.02)
+    assert plan.facts()["cost_share"] == pytest.approx(0.005, rel=0.02)
+
+
+def test_a_recorder_that_takes_more_than_the_budget_still_records_a_window_in_ten_minutes() -> None:
+    """It takes a fifth of each step of a second."""
+    spent = [0]
+    plan = SampledSteps(Sampling(every=50, steps=1, budget=0.01), lambda: True, own=lambda: spent[0])
+    for number in range(6_000):
+        records = plan.records(number)
+        spent[0] += 200 * MS
+        plan.lasted(number, 1000 * MS, recorded=records, counted=plan.compares(number) and not records)
+    assert plan.interval == 600
+    assert plan.windows >= 9
 
 
 def test_a_slow_step_is_followed_by_a_window_and_the_limit_is_stated() -> None:

@@ -50,6 +50,10 @@ RECORDS = {
         "Synchronization",
         ("kind", "type", *TIMES, "correlationId", "contextId", "streamId"),
     ),
+    "MEMORY2": (
+        "Memory",
+        ("kind", "memoryOperationType", "memoryKind", "correlationId", "address", "bytes", "timestamp", "deviceId"),
+    ),
     "OVERHEAD": (
         "Overhead",
         ("kind", "overheadKind", "objectKind", "objectId", "objectId.pt.processId",

@@ -18,13 +18,15 @@ from torch_allocator import Allocator, snapshot
 if TYPE_CHECKING:
     from pathlib import Path
 
+NO_NAMES = pl.DataFrame(schema={"number": pl.Int64(), "text": pl.Categorical()})
+
 
 def test_it_is_on_the_clock_of_the_recording(tmp_path: Path) -> None:
     allocator = Allocator()
     allocator.malloc(1000)
     (tmp_path / MEMORY_FILE).write_bytes(pickle.dumps(snapshot(allocator)))
     zero = (allocator.trace[0]["time_us"] - 50) * 1000
-    tables = with_memory(Tables(), Folder(tmp_path), zero, rank=3)
+    tables = with_memory(Tables(), Folder(tmp_path), NO_NAMES, zero, rank=3)
     assert tables.memory.select("rank", "start", "bytes").rows() == [(3, 53_000, 1024)]
     assert tables.memory_totals.select("rank", "start", "allocated").rows() == [
         (3, 50_000, 0),
@@ -35,7 +37,7 @@ def test_it_is_on_the_clock_of_the_recording(tmp_path: Path) -> None:
 
 def test_a_damaged_history_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / MEMORY_FILE).write_bytes(b"\x80\x04}(X")
-    tables = with_memory(Tables(), Folder(tmp_path), 0, rank=0)
+    tables = with_memory(Tables(), Folder(tmp_path), NO_NAMES, 0, rank=0)
     assert "the memory of PyTorch is missing" in tables.meta.warnings[0]
     assert tables.memory.is_empty()
 

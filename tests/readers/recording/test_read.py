@@ -292,5 +292,5 @@ def test_what_is_recorded_is_what_is_read() -> None:
     """Columns of CUPTI's records, and those that are added to them, are the columns of the format."""
     added = {"calls": {"api"}}
     for layout in LAYOUTS.values():
-        columns = {*layout.fields, *added.get(layout.table, ())}
+        columns = {*layout.fields, *layout.later, *added.get(layout.table, ())}
         assert columns == set(SCHEMAS[layout.table]), layout.table

@@ -7,8 +7,8 @@ For each allocator (of a device, or of the host where no device's is known):
     reserved = peak + inactive
 
 A row has the bytes that the allocator handed out, rounding included: rounding is the part of them that nobody asked
-for. What holds memory outside of the allocator (CUDA's context, NCCL, cuBLAS) is in ``outside_bytes``. Everything
-that the input cannot tell is null.
+for. What holds memory outside of the allocator (CUDA's context, NCCL, cuBLAS) is in ``outside_bytes``, which is split
+into what was asked of CUDA, by place, and the rest. Everything that the input cannot tell is null.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import polars as pl
 from thence.analysis.memory.growth import GROWTH, growth
 from thence.analysis.memory.kinds import placed_memory
 from thence.analysis.memory.moments import PEAK, live_at, moments, readings, zero
+from thence.analysis.memory.outside import OUTSIDE, outside
 from thence.analysis.memory.places import DEVICE, HOST_DEVICE, PLACES, MemoryPlaces, with_device
 from thence.analysis.memory.program_buffers import has_plans, planned_buffers, with_planned_buffers
 from thence.analysis.memory.recompute import RECOMPUTED, recomputed
@@ -50,7 +51,7 @@ _REASONS = {
 DEVICES = {
     "rank": pl.Int32(), "device": pl.Int32(), "program": pl.String(), "peak_bytes": pl.Int64(), "at_ns": pl.Int64(),
     "step": pl.String(), "before_bytes": pl.Int64(), "rounding_bytes": pl.Int64(), "inactive_bytes": pl.Int64(),
-    "reserved_bytes": pl.Int64(), "outside_bytes": pl.Int64(),
+    "reserved_bytes": pl.Int64(), "outside_bytes": pl.Int64(), "outside_rest_bytes": pl.Int64(),
 }  # fmt: skip
 """Columns of `Memory.devices`."""
 _SIZES = ("allocated", "reserved", "device_free", "largest_inactive")
@@ -81,6 +82,7 @@ class Memory(Answer):
         rows: by, name (null: no place), rank, device, program, bytes, share (of the peak), count, kind (mixed:
             several; null: unknown), the most bytes first; without what was allocated before the trace. Those of XLA
             programs follow those of allocators, which hold the same memory.
+        outside: as `thence.analysis.memory.outside.outside` returns it.
         reasons: code, bytes and text of what has no place, and of what was allocated before the trace.
         failures: rank, device, start (ns), bytes (asked for), allocated, reserved, device_free, largest_inactive,
             module, source and op of allocations that failed.
@@ -93,6 +95,7 @@ class Memory(Answer):
     at: str
     devices: pl.DataFrame
     rows: pl.DataFrame
+    outside: pl.DataFrame
     reasons: pl.DataFrame
     failures: pl.DataFrame
     growth: pl.DataFrame
@@ -133,6 +136,10 @@ class Memory(Answer):
         if self.held.height < self.rows.height:
             title = "what XLA programs need when they need most, as planned:"
             found.append(TableView(self.rows.filter(~_IS_HELD), headings, title, rows_shown=5, bar="bytes"))
+        if self.outside.height:
+            names = {"name": self.heading, "library": "library", "bytes": "live", "count": "allocations"}
+            title = "what was asked of CUDA itself, outside of the allocator:"
+            found.append(TableView(self.outside, names | several_devices, title, rows_shown=5, bar="bytes"))
         if self.failures.height:
             found.append(Lines(tuple((line, "red") for line in self._failed())))
         if self.growth.height:
@@ -244,6 +251,7 @@ class Memory(Answer):
             "at": self.at,
             "devices": self.devices,
             "rows": self.rows,
+            "outside": self.outside,
             "reasons": self.reasons,
             "failures": self.failures.rename(_IN_JSON),
             "growth": self.growth,
@@ -266,6 +274,12 @@ class Memory(Answer):
         must(inputs, adds_up, "the rows and what was allocated before the trace do not add up to the peak")
         held = pl.col("reserved_bytes") - pl.col("inactive_bytes") - pl.col("peak_bytes")
         must(inputs, not sums.filter(held != 0).height, "peak and inactive memory do not add up to what is reserved")
+        keys = ["rank", "device"]
+        asked = self.outside.group_by(keys).agg(outside=pl.col("bytes").sum())
+        split = self.devices.join(asked, on=keys).select(
+            pl.col("outside_bytes") - pl.col("outside_rest_bytes") - pl.col("outside")
+        )
+        must(inputs, not (split.to_series() != 0).any(), "what is outside of the allocator does not add up")
         negative = self.devices.select(pl.min_horizontal(pl.selectors.ends_with("_bytes")).min()).item()
         must(inputs, negative is None or negative >= 0, "a size is negative")
 
@@ -294,15 +308,16 @@ def memory(trace: Attributed, by: str | None, at: str = PEAK) -> Memory:
     live = pl.Series(live_at(placed, row.to_numpy())) & (row >= 0)
     placed = placed.with_columns(live=live)
     shown = by or next((kind for kind in ("module", "source", "op") if placed[kind].null_count() < len(live)), "rank")
-    devices = _devices(chosen, placed, zero(trace))
+    beside, rest = outside(trace, chosen, shown)
+    devices = _devices(chosen, placed, zero(trace), rest)
     if not (devices["before_bytes"] >= 0).all():
         raise MissingData(f"{trace.meta.named}: {_LOST}; record fewer steps, so that no event is lost")
     at_moment = placed.filter("live", _IS_SHOWN)
     rows = _rows(at_moment, shown, chosen)
     helps = recomputed(trace, placed, totals, chosen if at == PEAK else chosen.clear())
     found = Memory(
-        shown, _heading(shown), at, devices, _shown(rows), _reasons(trace, rows, devices, shown), _failures(trace),
-        _shown(growth(placed, trace.steps)), _shown(helps),
+        shown, _heading(shown), at, devices, _shown(rows), beside, _reasons(trace, rows, devices, shown),
+        _failures(trace), _shown(growth(placed, trace.steps)), _shown(helps),
     )  # fmt: skip
     if at != PEAK or not has_plans(trace):
         return found
@@ -322,8 +337,8 @@ def _of_programs(trace: Attributed, by: str, at: str) -> Memory:
         )
     devices, rows = _planned(trace, by)
     return Memory(
-        by, _heading(by), at, devices, rows, _reasons(trace, rows, devices, by), _failures(trace),
-        pl.DataFrame(schema=GROWTH), pl.DataFrame(schema=RECOMPUTED),
+        by, _heading(by), at, devices, rows, pl.DataFrame(schema=OUTSIDE), _reasons(trace, rows, devices, by),
+        _failures(trace), pl.DataFrame(schema=GROWTH), pl.DataFrame(schema=RECOMPUTED),
     )  # fmt: skip
 
 
@@ -360,6 +375,9 @@ def allocations(trace: Attributed) -> pl.DataFrame:
     table = with_device(trace.memory)
     of_gpus = table.filter(pl.col("device") != HOST_DEVICE)
     table = of_gpus if _knows_gpus(trace) else table
+    # Others are outside of the allocators: `thence.analysis.memory.outside`.
+    of_readings = with_device(trace.memory_totals).select(DEVICE).unique()
+    table = table.join(of_readings, on=DEVICE, how="semi", maintain_order="left")
     step = pl.Series("step", MemoryPlaces(trace, table).step).replace(NO_ROW, None)
     names = trace.steps["name"].gather(step.cast(pl.UInt32))
     table = with_planned_buffers(trace, table.with_columns(step, names.alias("step_name")))
@@ -379,14 +397,15 @@ def _heading(by: str) -> str:
     return "kind" if by == "kind" else _KIND[by].heading or by
 
 
-def _devices(chosen: pl.DataFrame, placed: pl.DataFrame, begins: int) -> pl.DataFrame:
+def _devices(chosen: pl.DataFrame, placed: pl.DataFrame, begins: int, rest: pl.DataFrame) -> pl.DataFrame:
     shown = placed.filter("live", _IS_SHOWN)
     sums = shown.group_by(DEVICE).agg(
         seen=pl.col("bytes").sum(),
         rounding=(pl.col("bytes") - pl.col("requested")).sum(),
         unknown=pl.col("requested").null_count(),
     )
-    found = chosen.join(sums, on=DEVICE, how="left", maintain_order="left").with_columns(
+    both = chosen.join(rest, on=["rank", "device"], how="left", maintain_order="left")
+    found = both.join(sums, on=DEVICE, how="left", maintain_order="left").with_columns(
         pl.col("seen").fill_null(0), before=pl.col("allocated") - pl.col("seen").fill_null(0)
     )
     frame = found.select(
@@ -401,6 +420,7 @@ def _devices(chosen: pl.DataFrame, placed: pl.DataFrame, begins: int) -> pl.Data
         inactive_bytes="inactive",
         reserved_bytes="reserved",
         outside_bytes="outside",
+        outside_rest_bytes="rest",
     )
     return _shown(frame.select(pl.col(name).cast(dtype) for name, dtype in DEVICES.items()))
 

@@ -2,8 +2,8 @@
 
 Peaks on data sheets hold at one clock. A GPU at its power limit runs tensor cores slower, and one without may run
 faster, so a share of the peak means little without the clock. The energy between two samples is a row of the table
-``counters``. NVML answers in some microseconds and takes no part in what runs on the device. Everything here is best
-effort: without NVML there are no samples, and a GPU that does not tell its energy has no rows.
+``counters``. NVML takes no part in what runs on the device. Everything here is best effort: without NVML there are no
+samples, and a GPU that does not tell its energy has no rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thence.capture.cuda.nvml import NvmlSamples
+from thence.capture.cuda.nvml import SAMPLE_SECONDS, NvmlSamples
 from thence.model.counter_names import ENERGY
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ _SM = 1
 class ClockSamples(NvmlSamples):
     """Samples of clock (``mhz``) and power (``milliwatts``; None: the device does not tell), and energy in between."""
 
-    def __init__(self, library: Any = None) -> None:
-        super().__init__(library)
+    def __init__(self, library: Any = None, seconds: float = SAMPLE_SECONDS) -> None:
+        super().__init__(library, seconds)
         self._energy: dict[int, tuple[int, int]] = {}  # of each device, Unix ns and millijoules of its last sample
         self._rows: list[tuple[int, int, int, float]] = []  # device, start and end (Unix ns), joules
 

@@ -197,6 +197,10 @@ class Cupti:
         value, size = c_uint8(1), c_size_t(1)
         self._call("cuptiActivitySetAttribute", ctypes.c_int(_ZEROED_BUFFERS), byref(size), byref(value))
 
+    def allocation_sources(self) -> None:
+        """Have records of memory name the library that asked for it; of CUDA 12.6 and newer."""
+        self._call("cuptiActivityEnableAllocationSource", c_uint8(1))
+
     def enable(self, kind: int) -> None:
         """Record a CUpti_ActivityKind; works before there is a CUDA context."""
         self._call("cuptiActivityEnable", ctypes.c_int(kind))

@@ -21,6 +21,7 @@ KERNEL = 10  # CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, which does not serialise k
 MARKER = 12
 OVERHEAD = 17
 MEMCPY2 = 22
+MEMORY2 = 49
 
 OLDEST = 17
 """CUPTI_API_VERSION of CUDA 11.7"""
@@ -39,12 +40,14 @@ class Layout:
         smallest: size in bytes of the shortest record that holds all fields.
         fields: offset in bytes and NumPy type by column name.
         names: columns that hold addresses of C strings.
+        later: fields that only longer records have, those of newer versions.
     """
 
     table: str
     smallest: int
     fields: Offsets
     names: tuple[str, ...] = field(default=())
+    later: Offsets = field(default_factory=dict)
 
 
 _WHEN: Offsets = {"start": (16, "<u8"), "end": (24, "<u8")}
@@ -124,6 +127,21 @@ LAYOUTS = {
             "domain": (48, "<u8"),
         },
         ("name", "domain"),
+    ),
+    MEMORY2: Layout(
+        "allocations",
+        56,
+        {
+            "operation": (4, "<u4"),
+            "memory": (8, "<u4"),
+            "correlation": (12, "<u4"),
+            "address": (16, "<u8"),
+            "bytes": (24, "<u8"),
+            "time": (32, "<u8"),
+            "device": (52, "<u4"),
+        },
+        ("source",),
+        {"source": (120, "<u8")},
     ),
     OVERHEAD: Layout(
         "overheads",

@@ -130,8 +130,12 @@ def _dtype(kind: int, step: int) -> np.dtype[Any] | None:
     layout = LAYOUTS.get(kind)
     if layout is None or 8 * step < layout.smallest:
         return None
-    offsets, formats = zip(*layout.fields.values(), strict=True)
-    return np.dtype({"names": list(layout.fields), "formats": formats, "offsets": offsets, "itemsize": layout.smallest})
+    ends = {name: offset + np.dtype(kind).itemsize for name, (offset, kind) in layout.later.items()}
+    later = {name: layout.later[name] for name, end in ends.items() if end <= 8 * step}
+    fields = layout.fields | later
+    offsets, formats = zip(*fields.values(), strict=True)
+    size = max(layout.smallest, *(ends[name] for name in later)) if later else layout.smallest
+    return np.dtype({"names": list(fields), "formats": formats, "offsets": offsets, "itemsize": size})
 
 
 def _columns(words: _Words, dtype: np.dtype[Any], places: _Places) -> Columns:

@@ -20,10 +20,10 @@ _OUTER_LAUNCHES = re.compile(r"cudaLaunch(Cooperative)?Kernel")
 callback, its call has the kernel's number, and each launch makes two callbacks instead of four."""
 _GRAPHS = re.compile(r"cu(da)?(GraphAdd\w*Node|GraphInstantiate|GraphConditionalHandleCreate)")
 """Calls that build a CUDA graph: about one for each of its nodes, and one at its end."""
-_RARE = re.compile(
-    r"cu(da)?(\w*Synchronize|StreamWaitEvent|EventRecord|Stream(Begin|End)Capture|Malloc|Free|HostAlloc|Mem(Alloc|Free))"
-)
-"""Calls that wait, record events, begin or end captures, allocate, or free memory. A program makes few of them."""
+_ALLOCATIONS = re.compile(r"cu(da)?(Malloc|Free|HostAlloc|Mem(Alloc|Free|Create))")
+"""Calls that allocate or free memory."""
+_RARE = re.compile(r"cu(da)?(\w*Synchronize|StreamWaitEvent|EventRecord|Stream(Begin|End)Capture)")
+"""Calls that wait, record events, and begin or end captures. A program makes few of them."""
 _WAITS = re.compile(r"cu(da)?(\w*Synchronize|StreamWaitEvent|EventRecord)")
 """Calls that wait for the device, and those of events, by which streams wait for each other."""
 MOST_COUNTER_BYTES = 300_000_000
@@ -168,7 +168,8 @@ class RecordOptions:
             long steps take without it (`thence.capture.session.step_times`); not with a schedule.
         sampling: records only windows of few steps, far apart, and keeps the latest; not with a schedule.
         overhead: time that CUPTI itself took.
-        memory: every allocation of PyTorch's memory allocator, without stacks (`thence.capture.torch.memory_history`).
+        memory: every allocation of PyTorch's memory allocator, without stacks (`thence.capture.torch.memory_history`),
+            and those of CUDA itself, as libraries make them.
         counters: hardware counters of the devices, sampled in windows; None: none.
         flush_seconds: time between writes to disk, which is what a killed program may lose; in long runs, a
             500th of the time so far if that is more.
@@ -193,7 +194,7 @@ class RecordOptions:
 
     def wants_call(self, function: str) -> bool:
         """Whether calls of an API function, named as in CUDA's headers, are recorded; `launches` None means no."""
-        patterns = (_LAUNCHES, _GRAPHS, _WAITS)
+        patterns = (_LAUNCHES, _GRAPHS, _WAITS, *([_ALLOCATIONS] if self.memory else []))
         return bool(self.launches) and any(pattern.match(function) for pattern in patterns)
 
     def calls_back(self, function: str, *, launches: bool) -> bool:
@@ -205,7 +206,7 @@ class RecordOptions:
         """
         if _OUTER_LAUNCHES.match(function):
             return False
-        rare = _RARE.match(function) or _GRAPHS.match(function)
+        rare = any(pattern.match(function) for pattern in (_RARE, _ALLOCATIONS, _GRAPHS))
         return bool(rare or (launches and _LAUNCHES.match(function)))
 
     @property
@@ -227,6 +228,7 @@ class RecordOptions:
         wanted += [layouts.RUNTIME, layouts.DRIVER] if self.records_calls else []
         wanted += [layouts.MARKER] if self.nvtx else []
         wanted += [layouts.OVERHEAD] if self.overhead else []
+        wanted += [layouts.MEMORY2] if self.memory else []
         return tuple(wanted)
 
 

@@ -70,7 +70,7 @@ _PATIENCE_SECONDS = 10.0
 _SUFFIX = re.compile(r"(_v\d+)?(_pt[ds][sz])?(_v\d{4,})?$")
 _OF_GRAPHS = re.compile(r"cu(da)?(Graph|Stream(Begin|End)Capture)")
 """Calls that capture, build or launch CUDA graphs."""
-_ALLOCATES = re.compile(r"cu(da)?(EventRecord|Malloc|Free|HostAlloc|Mem(Alloc|Free))")
+_ALLOCATES = re.compile(r"cu(da)?(EventRecord|Malloc|Free|HostAlloc|Mem(Alloc|Free|Create))")
 """Noted calls that neither launch nor wait. The thread of a data loader that pins memory makes no others: on an H100,
 CUPTI was detached up to 200 times beside such a thread, without a crash (`benchmarks/gpu_baseline.py detach`)."""
 _OF_AUTOGRAD = "pt_autograd"
@@ -329,6 +329,9 @@ class Recorder:
         self._try(self._cupti.buffers_are_zeroed)
         self._cupti.register(self._buffers.requested, self._buffers.completed)
         self._cupti.system_thread_ids()
+        with contextlib.suppress(CuptiError):
+            if self._options.memory:
+                self._cupti.allocation_sources()
         with contextlib.suppress(CuptiError):
             self._cupti.dropped(None, 0)  # forgets records that another profiler lost before
 
@@ -599,7 +602,7 @@ class Recorder:
             self._save()
 
     def _named(self, kind: int, columns: dict[str, Any]) -> dict[str, Any]:
-        for name in layouts.LAYOUTS[kind].names:
+        for name in filter(columns.__contains__, layouts.LAYOUTS[kind].names):
             columns[name] = self._names.of_pointers(columns[name])
         if kind in layouts.CALLS:
             known = self._functions[kind]

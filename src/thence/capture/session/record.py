@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from thence.capture.boundaries.log import BoundaryLog
 from thence.capture.cuda.clocks import ClockSamples
+from thence.capture.cuda.nvml import RARE_SECONDS, SAMPLE_SECONDS
 from thence.capture.cuda.nvtx import collect_nvtx, leave_nvtx
 from thence.capture.cuda.process_memory import ProcessMemorySamples
 from thence.capture.jax.programs import XlaPrograms
@@ -112,8 +113,9 @@ class Recording:
         self._memory = MemoryHistory()
         self._hooks: Hooks | None = None
         self._known: dict[str, Any] = {}
-        self._clocks = ClockSamples()
-        self._process_memory = ProcessMemorySamples()
+        between = SAMPLE_SECONDS if options.sampling is None else RARE_SECONDS
+        self._clocks = ClockSamples(seconds=between)
+        self._process_memory = ProcessMemorySamples(seconds=between)
         self._collects_nvtx = False
         self._ranks = RankRequests(self._agree, self._step_number)
         self._steps = StepTimes(self, self._plan())

@@ -55,6 +55,7 @@ _LATEST_US = 1 << 52
 _FEWEST_BYTES = 20
 """Of an event, a block or a segment in the file: those of PyTorch have 60 or more."""
 _MOST_DEVICES = 1024
+_SEGMENTS = {"device": pl.Int32(), "address": pl.Int64(), "bytes": pl.Int64()}
 _RANK = re.compile(r"rank[_-]?(\d{1,9})(?!\d)", re.IGNORECASE)
 
 
@@ -69,7 +70,17 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         DamagedInput: the file is cut, wrong, or a pickle of anything but plain values.
         UnknownFormat: it holds no segments.
     """
-    return _Reader(read_tape(source, progress), source.name).tables()
+    return read_with_segments(source, progress)[0]
+
+
+def read_with_segments(source: Source, progress: Callable[[int], None]) -> tuple[Tables, pl.DataFrame]:
+    """As `read`, with the memory that the allocator itself ever asked of CUDA, as far as the file shows.
+
+    Returns:
+        the tables; and device, address and bytes of segments, or of what was mapped into them.
+    """
+    reader = _Reader(read_tape(source, progress), source.name)
+    return reader.tables(), pl.concat(reader.segments_seen).unique()
 
 
 @dataclass(frozen=True)
@@ -94,6 +105,7 @@ class _Reader:
         self.segments = self._listed(segments)
         self.traces = tape.elements(tape.field(root, "device_traces")[0])
         self.annotations = tape.elements(tape.field(root, "external_annotations")[0])
+        self.segments_seen = [pl.DataFrame(schema=_SEGMENTS)]
         self.first_us = 0
         self.settings = self._settings(tape.field(root, "allocator_settings"))
         match = _RANK.search(Path(name).name)
@@ -233,6 +245,13 @@ class _Reader:
         for what in (events.size, blocks.size, held.size):
             if float(what.sum(dtype=np.float64)) > 1 << 62:
                 raise DamagedInput(self.name, "is damaged: its sizes add up to more than any device has")
+        of_segments = events.action == SEGMENT_ALLOC
+        seen = {
+            "device": device,
+            "address": np.concatenate([held.address, events.address[of_segments]]),
+            "bytes": np.concatenate([held.size, events.size[of_segments]]),
+        }
+        self.segments_seen.append(pl.DataFrame(seen, schema=_SEGMENTS))
         lives = lives_of(events, blocks, held, self.settings)
         totals, row_of_event = self._totals(device, events, lives, held, time)
         order = np.lexsort((lives.address, np.where(lives.opened == NEVER, -1, lives.opened)))

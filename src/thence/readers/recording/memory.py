@@ -14,6 +14,7 @@ import polars as pl
 from thence.errors import InputError
 from thence.model.formats import MEMORY_FILE
 from thence.readers.memory_snapshot.joining import joined
+from thence.readers.recording.cuda_allocations import cuda_allocations, outside_of_segments
 from thence.readers.source import Source
 
 if TYPE_CHECKING:
@@ -21,29 +22,39 @@ if TYPE_CHECKING:
     from thence.readers.recording.folder import Folder
     from thence.units import Ns
 
+_UNSEEN = "what libraries asked of CUDA, or returned to it, in steps that were not recorded is not known"
 _SAMPLE = {"start": pl.Int64(), "used": pl.Int64()}
 
 
-def with_memory(tables: Tables, folder: Folder, zero_ns: Ns, rank: int) -> Tables:
+def with_memory(tables: Tables, folder: Folder, names: pl.DataFrame, zero_ns: Ns, rank: int) -> Tables:
     """The tables of a recording, with the memory in its folder, if there is one.
 
     Args:
         tables: of one process.
         folder: of the process.
+        names: number and text (Categorical).
         zero_ns: Unix time at which the trace's clock reads 0.
         rank: of the process.
     """
+    asked, totals = cuda_allocations(folder, names, zero_ns, rank)
     path = folder.path / MEMORY_FILE
-    if not path.is_file():
-        return tables
-    from thence.readers.memory_snapshot.read import read  # most recordings have none
+    if path.is_file():
+        from thence.readers.memory_snapshot.read import read_with_segments  # most recordings have none
 
-    try:
-        with Source.open(str(path), folder.expansion) as source:
-            found = read(source, lambda _done: None)
-    except InputError as error:
-        return tables.with_warnings([f"{error}; the memory of PyTorch is missing"])
-    tables = joined(tables, found, zero_ns, rank)
+        try:
+            with Source.open(str(path), folder.expansion) as source:
+                found, segments = read_with_segments(source, lambda _done: None)
+        except InputError as error:
+            return tables.with_warnings([f"{error}; the memory of PyTorch is missing"])
+        tables = joined(tables, found, zero_ns, rank)
+        others = pl.concat([tables.memory, outside_of_segments(asked, segments)])
+        memory = others.sort("device", "opened", nulls_last=False, maintain_order=True)
+        tables = dataclasses.replace(tables, memory=memory)
+    elif asked.height:
+        tables = dataclasses.replace(tables, memory=asked, memory_totals=totals)
+    if asked.height and not tables.step_times["recorded"].all():
+        notes = (*tables.meta.notes, f"{folder.path.name}: {_UNSEEN}")
+        tables = dataclasses.replace(tables, meta=dataclasses.replace(tables.meta, notes=notes))
     return dataclasses.replace(tables, memory_totals=with_outside(tables.memory_totals, folder, zero_ns))
 
 

@@ -191,7 +191,7 @@ def _tables(folder: Folder) -> Tables:
         ranks_stated=about.rank is not None,
     )
     tables, warnings = with_xla(dataclasses.replace(tables, meta=meta), host.domain, folder.path)
-    tables = with_memory(tables, folder, zero, rank)
+    tables = with_memory(tables, folder, names, zero, rank)
     return tables.with_warnings(f"{folder.path.name}: {text}" for text in warnings)
 
 

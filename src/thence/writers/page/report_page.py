@@ -41,6 +41,7 @@ from thence.writers.page.report_tables import (
     MAX_NAME,
     MAX_ROWS,
     MEMORY_FIELDS,
+    OUTSIDE_FIELDS,
     PROGRAM_FIELDS,
     RECOMPUTE_FIELDS,
     ROOFLINE_FIELDS,
@@ -445,7 +446,9 @@ def _memory(page: Page) -> Section | None:
     html = notes(found.about()) + (_place(results.memory_chart(over_time)) if over_time is not None else "")
     tables = {name: frame_data(found.held, (Field("name", found.heading, "text"), *MEMORY_FIELDS))}
     html += _table(name, "memory at its peak")
+    outside_fields = (Field("name", found.heading, "text"), *OUTSIDE_FIELDS)
     for part, frame, fields, heading in (
+        ("memory-outside", found.outside, outside_fields, "What was asked of CUDA itself, outside of the allocator"),
         ("memory-growth", found.growth, GROWTH_FIELDS, "What every step leaves behind"),
         ("memory-recompute", found.recomputed, RECOMPUTE_FIELDS, "What recomputing a module would save of the peak"),
     ):

@@ -69,6 +69,13 @@ MEMORY_FIELDS = (
     Field("rank", "rank", "count"),
     Field("device", "GPU", "count"),
 )
+OUTSIDE_FIELDS = (
+    Field("library", "library", "text"),
+    Field("bytes", "live", "bytes", bar=True),
+    Field("count", "allocations", "count"),
+    Field("rank", "rank", "count"),
+    Field("device", "GPU", "count"),
+)
 GROWTH_FIELDS = (
     Field("source", "line", "text"),
     Field("module", "module", "text"),
