@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from thence.analysis import annotations as annotation_tables
     from thence.analysis import no_device_work, streams
     from thence.analysis import roofline as rooflines
+    from thence.analysis import stalls as stall_answers
     from thence.analysis import self_check as self_checks
     from thence.analysis import sql as sql_queries
     from thence.analysis.collectives import answer as communication
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from thence.analysis.report.page import Page
     from thence.analysis.report.summary import Summary
     from thence.analysis.roofline import Roofline
+    from thence.analysis.stalls import Stalls
     from thence.analysis.selection import select
     from thence.analysis.self_check import SelfCheck
     from thence.analysis.soundness import check
@@ -106,7 +108,7 @@ else:
     # A run of the command line needs one or two analyses, and importing all of them takes longer than reading a small
     # trace.
     _LATER = {
-        "thence.analysis": "annotations:annotation_tables no_device_work roofline:rooflines self_check:self_checks "
+        "thence.analysis": "annotations:annotation_tables no_device_work roofline:rooflines self_check:self_checks stalls:stall_answers "
         "sql:sql_queries streams",
         "thence.analysis.collectives": "answer:communication clock_sync instances missing",
         "thence.analysis.cuda_graphs": "lanes:graph_lane_tables replayed_graph",
@@ -362,6 +364,16 @@ class Trace:
     def _rooflines(self) -> dict[str, Roofline]:
         """Cached as `_reports`, for the peaks that thence knows."""
         return {}
+
+    def stalls(self) -> Stalls:
+        """Where inside kernels the multiprocessors spent their time: samples by kernel, line and reason of the stall.
+
+        Only ranks and devices of the selection count.
+
+        Raises:
+            MissingData: the trace holds no samples of program counters.
+        """
+        return self._answer(stall_answers.stalls(self.tables))
 
     def memory(self, by: str | None = None, at: str = "peak") -> Memory:
         """Memory that was live at the peak, or at another moment, by place; what grows, and what would help.

@@ -26,6 +26,7 @@ from thence.model.tables import (
     MEMORY_FAILURES,
     MEMORY_TOTALS,
     PROGRAMS,
+    STALLS,
     STEP_TIMES,
     STEPS,
     THREADS,
@@ -55,6 +56,7 @@ TABLES = (
     "memory_totals",
     "memory_failures",
     "counters",
+    "stalls",
 )
 """The tables that a query can name."""
 

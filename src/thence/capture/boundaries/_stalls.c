@@ -275,9 +275,9 @@ static PyObject *described(const Context *of, Rows *rows) {
         Py_XDECREF(name);
     }
     if (!reasons || !content) return Py_XDECREF(reasons), Py_XDECREF(content), NULL;
-    return Py_BuildValue("{siszsisKsKsKsKsnsNsN}", "device", of->device, "failed", of->failed, "code", of->code, "samples",
-                         of->samples, "unplaced", of->unplaced, "dropped", of->dropped, "full", of->full, "lost",
-                         (Py_ssize_t)rows->lost, "reasons", reasons, "rows", content);
+    return Py_BuildValue("{siszsisKsKsKsKsNsN}", "device", of->device, "failed", of->failed, "code", of->code, "samples",
+                         of->samples, "unplaced", of->unplaced, "dropped", of->dropped, "full", of->full, "reasons",
+                         reasons, "rows", content);
 }
 
 static PyObject *stalls_take(PyObject *module, PyObject *last) {

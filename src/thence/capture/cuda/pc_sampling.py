@@ -147,14 +147,13 @@ class PcSampler:
         taken, self.lost_images, self.missed = self._compiled.stalls_images()
         return taken  # type: ignore[no-any-return]
 
-    def _of_context(self, *, failed: str | None, code: int, full: int, rows: bytes, lost: int, **more: Any) -> OfContext:
+    def _of_context(self, *, failed: str | None, code: int, full: int, rows: bytes, **more: Any) -> OfContext:
         error = None
         if failed is not None:
             try:
                 self._cupti.check(_CALLS[failed], code)
             except CuptiError as raised:
                 error = raised
-        more["dropped"] += lost
         return OfContext(error=error, overflows=full, rows=np.frombuffer(rows, ROW), **more)
 
 
