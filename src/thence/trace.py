@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from thence.analysis import annotations as annotation_tables
     from thence.analysis import no_device_work, streams
     from thence.analysis import roofline as rooflines
-    from thence.analysis import stalls as stall_answers
     from thence.analysis import self_check as self_checks
     from thence.analysis import sql as sql_queries
+    from thence.analysis import stalls as stall_answers
     from thence.analysis.collectives import answer as communication
     from thence.analysis.collectives import clock_sync, instances, missing
     from thence.analysis.collectives.answer import Collectives
@@ -71,11 +71,11 @@ if TYPE_CHECKING:
     from thence.analysis.report.page import Page
     from thence.analysis.report.summary import Summary
     from thence.analysis.roofline import Roofline
-    from thence.analysis.stalls import Stalls
     from thence.analysis.selection import select
     from thence.analysis.self_check import SelfCheck
     from thence.analysis.soundness import check
     from thence.analysis.soundness.findings import Soundness
+    from thence.analysis.stalls import Stalls
     from thence.analysis.steps import answer as steps_answer
     from thence.analysis.steps import over_time as step_times
     from thence.analysis.steps import windows as step_windows
@@ -108,8 +108,8 @@ else:
     # A run of the command line needs one or two analyses, and importing all of them takes longer than reading a small
     # trace.
     _LATER = {
-        "thence.analysis": "annotations:annotation_tables no_device_work roofline:rooflines self_check:self_checks stalls:stall_answers "
-        "sql:sql_queries streams",
+        "thence.analysis": "annotations:annotation_tables no_device_work roofline:rooflines self_check:self_checks "
+        "sql:sql_queries stalls:stall_answers streams",
         "thence.analysis.collectives": "answer:communication clock_sync instances missing",
         "thence.analysis.cuda_graphs": "lanes:graph_lane_tables replayed_graph",
         "thence.analysis.diff": "answer:compare sample:samples",

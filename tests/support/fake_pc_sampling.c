@@ -53,6 +53,8 @@ size_t fake_lines_looked_up(void) { return looked; }
 void fake_context(void *context, int begins) {
     struct { void *context, *stream, *descriptor; } data = {context, NULL, NULL};
     fake_resource(begins ? 1 : 2, &data);
+    for (int i = 0; i < CONTEXTS && !begins; i++)
+        if (enabled[i].context == context) enabled[i].context = NULL, enabled[i].sampling = 0;
 }
 void fake_module(void *context, const char *content, size_t size) {
     struct { uint32_t number; size_t size; const char *content; } module = {7, size, content};

@@ -26,7 +26,6 @@ from thence.model.tables import (
     MEMORY_FAILURES,
     MEMORY_TOTALS,
     PROGRAMS,
-    STALLS,
     STEP_TIMES,
     STEPS,
     THREADS,

@@ -63,13 +63,9 @@ class Stalls(Answer):
             reasons=pl.struct("reason", part=of_reason).filter(of_reason >= _LEAST_SHOWN).head(_REASONS_SHOWN),
         )
         lines = with_share(lines, self.samples).sort("samples", *keys, descending=[True, False, False, False])
-        places = [
-            "-" if file is None else f"{PurePath(file).name}:{line}" for file, line in lines.select("file", "line").rows()
-        ]
-        words = [
-            "; ".join(f"{format_share(one['part'], 1)} {STALL_REASONS.get(one['reason'], one['reason'])}" for one in row)
-            for row in lines["reasons"].to_list()
-        ]
+        found = lines.select("file", "line").rows()
+        places = [f"{PurePath(file).name}:{line}" if file else "-" for file, line in found]
+        words = ["; ".join(map(_in_words, reasons)) for reasons in lines["reasons"].to_list()]
         return lines.select(
             "kernel",
             pl.Series("place", places, pl.String),
@@ -82,10 +78,8 @@ class Stalls(Answer):
     def about(self) -> tuple[str, ...]:
         """How many samples there are, and of how many the kernel is not known."""
         unknown = f", {format_share(self.unplaced, self.samples)} of them in kernels that are not known"
-        return (
-            f"{several(self.samples, 'sample')} of program counters{unknown if self.unplaced else ''}, each "
-            f"{format_count(self.period_cycles)} cycles of a multiprocessor",
-        )
+        text = f"{several(self.samples, 'sample')} of program counters{unknown if self.unplaced else ''}"
+        return (f"{text}, one each {format_count(self.period_cycles)} cycles of a multiprocessor",)
 
     def views(self) -> tuple[TableView, ...]:
         """The lines."""
@@ -112,6 +106,11 @@ class Stalls(Answer):
                 "period_cycles": self.period_cycles,
             },
         }
+
+
+def _in_words(reason: Mapping[str, Any]) -> str:
+    """A reason, and its share of the samples of a line."""
+    return f"{format_share(reason['part'], 1)} {STALL_REASONS.get(reason['reason'], reason['reason'])}"
 
 
 def stalls(trace: Attributed) -> Stalls:

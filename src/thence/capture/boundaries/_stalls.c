@@ -74,7 +74,7 @@ typedef struct {
     void *context;
     Data left; /* what is left when sampling is disabled */
     const char *failed;
-    int code, device, over;
+    int code, device, enabled, over;
     uint64_t samples, unplaced, dropped, full;
     size_t reasons;
     uint32_t numbers[MOST_REASONS];
@@ -122,6 +122,7 @@ static int begin(Context *of) {
     Parameters count = {.size = UP_TO(third), .context = of->context, .third.answer = &of->reasons};
     for (size_t i = 0; i < MOST_REASONS; i++) names[i] = of->names[i];
     DO(of, enable, only);
+    of->enabled = 1;
     DO(of, count, count);
     if (of->reasons > MOST_REASONS || make_data(&of->left, LEFT_PCS)) return of->failed = "count", of->code = NO_MEMORY;
     Parameters list = {.size = UP_TO(fifth), .context = of->context, .third.count = of->reasons, of->numbers, names};
@@ -215,25 +216,31 @@ static void add(Context *of, const Data *data, Rows *rows) {
     }
 }
 
-static void take(Context *of, int last, Rows *rows) {
-    Parameters only = {.size = UP_TO(context), .context = of->context};
+static void fails(Context *of, const char *call, int code) {
+    if (code && !of->code) of->failed = call, of->code = code;
+}
+
+static void take(Context *of, Rows *rows) {
     Parameters ask = {.size = UP_TO(third), .context = of->context, .third.answer = &taken};
-    if (of->code || of->over) return;
-    int code = last ? cupti.stop(&only) : 0;
-    if (code) of->failed = "stop", of->code = code;
-    for (int round = 0; round < MOST_ROUNDS; round++) {
+    int code = 0;
+    for (int round = 0; round < MOST_ROUNDS && !code && (!round || taken.remaining); round++) {
         taken.samples = taken.dropped = taken.unplaced = taken.count = taken.remaining = taken.full = 0;
         code = cupti.data(&ask);
-        if (code && code != NO_MEMORY) of->failed = "data", of->code = code;
         taken.full |= code == NO_MEMORY;
         add(of, &taken, rows);
-        if (code || !taken.remaining) break;
     }
-    if (!last) return;
-    code = cupti.disable(&only);
-    if (code) of->failed = "disable", of->code = code;
-    else add(of, &of->left, rows);
-    of->over = 1;
+    if (code != NO_MEMORY) fails(of, "data", code);
+}
+
+static void end(Context *of, Rows *rows) {
+    Parameters only = {.size = UP_TO(context), .context = of->context};
+    if (!of->code) {
+        fails(of, "stop", cupti.stop(&only));
+        take(of, rows);
+    }
+    int code = of->enabled ? cupti.disable(&only) : 0;
+    fails(of, "disable", code);
+    if (of->enabled && !code) add(of, &of->left, rows);
 }
 
 static PyObject *stalls_begin(PyObject *module, PyObject *arguments) {
@@ -266,6 +273,12 @@ static PyObject *stalls_context(PyObject *module, PyObject *context) {
     RETURN_NONE;
 }
 
+static void free_context(Context *of) {
+    if (of->left.pcs) free(of->left.pcs->reasons);
+    free(of->left.pcs);
+    free(of);
+}
+
 static PyObject *described(const Context *of, Rows *rows) {
     PyObject *reasons = PyDict_New(), *content = PyBytes_FromStringAndSize(rows->content, (Py_ssize_t)(rows->count * sizeof(Row)));
     for (size_t i = 0; reasons && i < of->reasons && i < MOST_REASONS; i++) {
@@ -288,13 +301,16 @@ static PyObject *stalls_take(PyObject *module, PyObject *last) {
     for (size_t i = 0; all && i < context_count; i++) {
         Rows rows = {.size = sizeof(Row), .most = 1 << 22};
         Py_BEGIN_ALLOW_THREADS
-        take(contexts[i], ends, &rows);
+        if (!contexts[i]->over && ends) end(contexts[i], &rows);
+        else if (!contexts[i]->over && !contexts[i]->code) take(contexts[i], &rows);
         Py_END_ALLOW_THREADS
         PyObject *one = described(contexts[i], &rows);
         free(rows.content);
         if (!one || PyList_Append(all, one)) Py_CLEAR(all);
         Py_XDECREF(one);
+        if (ends) free_context(contexts[i]);
     }
+    if (ends) context_count = 0;
     return all;
 }
 

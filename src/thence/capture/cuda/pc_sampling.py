@@ -51,13 +51,13 @@ ROW = np.dtype([("cubin", "<u8"), ("pc", "<u8"), ("function", "<u8"), ("reason",
 
 
 class _CrcParameters(ctypes.Structure):
-    """CUpti_GetCubinCrcParams"""
+    """CUpti_GetCubinCrcParams."""
 
     _fields_ = (("size", c_size_t), ("bytes", c_size_t), ("image", c_char_p), ("crc", c_uint64))
 
 
 class _LineParameters(ctypes.Structure):
-    """CUpti_GetSassToSourceCorrelationParams"""
+    """CUpti_GetSassToSourceCorrelationParams."""
 
     _fields_ = (
         ("size", c_size_t),
@@ -126,7 +126,7 @@ class PcSampler:
         why = why_not_sampled(cupti)
         if why is not None:
             raise MissingRequirement(why)
-        if not hasattr(compiled, "stalls_begin"):
+        if compiled is None or not hasattr(compiled, "stalls_begin"):
             raise MissingRequirement("the compiled probe was not built, or is not used (thence doctor says why)")
         self._cupti = cupti
         self._compiled: Any = compiled
@@ -195,9 +195,7 @@ class SourceLines:
     def line(self, cubin: int, function: bytes, pc: int) -> tuple[str, int] | None:
         """File and line of an instruction of an image that is known; None if it has none. Takes some 12 us."""
         image = self._images[cubin]
-        asked = _LineParameters(
-            size=_size(_LineParameters), image=image, function=function, bytes=len(image), pc=pc
-        )
+        asked = _LineParameters(size=_size(_LineParameters), image=image, function=function, bytes=len(image), pc=pc)
         try:
             self._cupti.call_with("cuptiGetSassToSourceCorrelation", asked)
         except CuptiError:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thence.capture.cuda.pc_sampling import ROW, PcSampler, SourceLines
+from thence.capture.cuda.pc_sampling import PcSampler, SourceLines
 from thence.errors import MissingRequirement
 from thence.model.stall_reasons import reason_of
 
