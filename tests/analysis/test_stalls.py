@@ -81,7 +81,7 @@ def test_inside_shows_a_recording_beside_profiles(tmp_path: Path) -> None:
     assert len(document["kernels"]) == 1
     assert document["stalls"][0] == {
         "kernel": "phases", "file": "/w/tri.py", "line": 12, "reason": "long_scoreboard", "samples": 600, "share": 0.6,
-        "error": pytest.approx(0.0154919),
+        "error": pytest.approx(math.sqrt(0.6 * 0.4 / 1000)),
     }  # fmt: skip
     assert document["stall_samples"] == {
         "samples": 1_000, "unplaced": 200, "dropped": 10, "overflows": 0, "period_cycles": 65_536
