@@ -10,12 +10,13 @@ Parts, each in a process of its own:
               leaving the phase out saves
     cost      a CUDA graph that is limited by the GPU, and a decode that is limited by the host, in blocks with sampling
               and without it, in random order: difference with its 95 % interval
-    jax       the same for a training step of JAX
+    processes the same graph and decode in processes of their own: alone, recorded, recorded with stalls
+    jax       as `cost`, for a training step of JAX
     errors    the same work 40 times: how much shares differ, over the stated standard error
-    starts    100 recordings of some kernels each: results, memory, time to start and stop
+    starts    20 recordings without stalls and 100 with: results, memory, time to start and stop
     ends      processes that fork, exit or are killed; whether the next one can sample
     beside    torch.profiler during a recording with samples; modules that were loaded before; hardware counters
-    pallas    lines of a Pallas kernel by Triton and of one by Mosaic GPU
+    pallas    lines of a Pallas kernel by Triton and of one by Mosaic GPU; XLA_FLAGS=--xla_gpu_generate_line_info=true
 
 A last line of each part says what was found; recordings are in OUT.
 """
@@ -200,15 +201,14 @@ class Switch:
 
 def alternated(name: str, switch: Switch, block: Callable[[], None], seconds: float) -> None:
     """Prints by how much blocks take longer while program counters are sampled, in pairs of random order."""
+    clocks = time.perf_counter, time.thread_time, time.process_time
     pairs: dict[str, list[float]] = {"wall": [], "CPU of the launching thread": [], "CPU of other threads": []}
-    block()
-    end, plain = time.perf_counter() + seconds, 0.0
+    end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(pairs["wall"]) < 10:
         taken = {}
         for on in random.sample((True, False), 2):
             switch.turn(on=on)
             block()
-            clocks = time.perf_counter, time.thread_time, time.process_time
             before = [clock() for clock in clocks]
             block()
             taken[on] = [clock() - began for clock, began in zip(clocks, before, strict=True)]
@@ -218,9 +218,14 @@ def alternated(name: str, switch: Switch, block: Callable[[], None], seconds: fl
         pairs["CPU of other threads"].append((every - own) / wall - (every_plain - own_plain) / plain)
     switch.turn(on=True)
     for what, values in pairs.items():
-        half = 1.96 * statistics.stdev(values) / math.sqrt(len(values))
-        print(f"{name}, {what}: {statistics.mean(values):+.2%} +- {half:.2%} (n = {len(values)}, {1e3 * plain:.1f} ms)")
-    sys.stdout.flush()
+        print(f"{name}, {what}: {of_median(values)} (n = {len(values)}, {1e3 * plain:.2f} ms)", flush=True)
+
+
+def of_median(values: list[float]) -> str:
+    """The median, and its 95 % interval by ranks: single blocks of a noisy host are far off."""
+    ordered, half = sorted(values), 0.98 * math.sqrt(len(values))
+    low, high = (ordered[min(max(round(len(values) / 2 + way * half), 0), len(values) - 1)] for way in (-1, 1))
+    return f"{statistics.median(values):+.2%} ({low:+.2%} to {high:+.2%})"
 
 
 @contextlib.contextmanager
@@ -236,34 +241,72 @@ def sampled(folder: Path) -> Iterator[thence.Recording]:
 
 def cost(out: Path) -> None:
     """See above."""
+    with sampled(out / "cost") as recording:
+        graphs, decode = _graphs_and_decode()
+        switch = Switch(recording)
+        alternated("graph", switch, graphs, 8)
+        alternated("decode", switch, decode, 16)
+
+
+def _graphs_and_decode() -> tuple[Callable[[], None], Callable[[], None]]:
+    """Blocks of some ms: replays of a CUDA graph that the GPU limits, and a decode that its launches limit."""
     import torch
 
-    with sampled(out / "cost") as recording:
-        a = torch.randn(1024, 1024, device="cuda", dtype=torch.bfloat16)
-        b = torch.randn(1 << 22, device="cuda")
-        c = torch.empty_like(b)
-        graph = captured(torch, lambda: [(torch.mm(a, a), torch.add(b, 1.0, out=c)) for _ in range(20)])
-        layers = torch.nn.ModuleList(
-            torch.nn.TransformerEncoderLayer(256, 4, 512, batch_first=True, device="cuda") for _ in range(6)
-        ).eval()
-        token = torch.randn(1, 1, 256, device="cuda")
+    a = torch.randn(1024, 1024, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(1 << 22, device="cuda")
+    c = torch.empty_like(b)
+    graph = captured(torch, lambda: [(torch.mm(a, a), torch.add(b, 1.0, out=c)) for _ in range(20)])
+    layers = torch.nn.ModuleList(
+        torch.nn.TransformerEncoderLayer(256, 4, 512, batch_first=True, device="cuda") for _ in range(6)
+    ).eval()
+    token = torch.randn(1, 1, 256, device="cuda")
 
-        def decode() -> None:
-            with torch.no_grad():
-                for _ in range(6):
-                    x = token
-                    for layer in layers:
-                        x = layer(x)
-            torch.cuda.synchronize()
+    def decode() -> None:
+        with torch.no_grad():
+            for _ in range(3):
+                x = token
+                for layer in layers:
+                    x = layer(x)
+        torch.cuda.synchronize()
 
-        def graphs() -> None:
-            for _ in range(40):
-                graph.replay()
-            torch.cuda.synchronize()
+    def graphs() -> None:
+        for _ in range(15):
+            graph.replay()
+        torch.cuda.synchronize()
 
-        switch = Switch(recording)
-        alternated("graph", switch, graphs, 6)
-        alternated("decode", switch, decode, 12)
+    return graphs, decode
+
+
+def processes(out: Path) -> None:
+    """See above."""
+    found: dict[str, dict[str, list[float]]] = {"graph": {}, "decode": {}}
+    for number in range(6):
+        for way in random.sample(("alone", "recorded", "stalls"), 3):
+            command = [sys.executable, __file__, str(out / f"process{number}_{way}"), f"process:{way}"]
+            done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+            for name, seconds in json.loads(done.stdout.splitlines()[-1]).items():
+                found[name].setdefault(way, []).append(seconds)
+    for name, ways in found.items():
+        for way in ("recorded", "stalls"):
+            ratios = [with_it / alone - 1 for with_it, alone in zip(ways[way], ways["alone"], strict=True)]
+            print(f"{name}, {way} over alone: {of_median(ratios)}, {1e3 * statistics.median(ways['alone']):.2f} ms")
+        ratios = [with_it / without - 1 for with_it, without in zip(ways["stalls"], ways["recorded"], strict=True)]
+        print(f"{name}, stalls over recorded: {of_median(ratios)} (n = {len(ratios)})")
+
+
+def process(out: Path, way: str) -> None:
+    """One process of `processes`: prints the medians of its blocks."""
+    if way != "alone":
+        thence.record(out, thence.RecordOptions(stalls=way == "stalls", baseline=False)).start()
+    medians = {}
+    for name, block in zip(("graph", "decode"), _graphs_and_decode(), strict=True):
+        times, end = [], time.perf_counter() + 1.2
+        while time.perf_counter() < end:
+            began = time.perf_counter()
+            block()
+            times.append(time.perf_counter() - began)
+        medians[name] = statistics.median(times)
+    print(json.dumps(medians))
 
 
 def jax_step(out: Path) -> None:
@@ -333,22 +376,26 @@ def starts(out: Path) -> None:
 
     a = torch.randn(1024, 1024, device="cuda")
     plain = torch.mm(a, a).sum().item()
-    results, took = set(), []
-    for number in range(100):
-        began = time.perf_counter()
-        recording = thence.record(out / f"start{number}", thence.RecordOptions(stalls=True, lines=False, modules=False))
-        recording.start()
-        running = time.perf_counter()
-        for _ in range(20):
-            b = torch.mm(a, a)
-        results.add(b.sum().item())
-        ending = time.perf_counter()
-        recording.stop()
-        free, total = torch.cuda.mem_get_info()
-        resident = int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
-        took.append((running - began, time.perf_counter() - ending, resident, (total - free) / 1e6))
-    print("results", results == {plain}, "first", took[0], "second", took[1], "last", took[-1])
-    print("troubles", {about(out / f"start{number}")["trouble"] for number in range(100)})
+    for stalls, count in ((False, 20), (True, 100)):
+        results, took = set(), []
+        for number in range(count):
+            began = time.perf_counter()
+            options = thence.RecordOptions(stalls=stalls, lines=False, modules=False)
+            recording = thence.record(out / f"start{number}_{stalls}", options)
+            recording.start()
+            running = time.perf_counter()
+            for _ in range(20):
+                b = torch.mm(a, a)
+            results.add(b.sum().item())
+            ending = time.perf_counter()
+            recording.stop()
+            free, total = torch.cuda.mem_get_info()
+            resident = int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+            took.append((running - began, time.perf_counter() - ending, resident, (total - free) / 1e6))
+        print("stalls", stalls, "same results", results == {plain}, "seconds to start and stop, MB resident and used:")
+        for at in (0, 1, count // 2, count - 1):
+            print("  ", at, *(f"{value:.3f}" for value in took[at]))
+    print("troubles", {about(out / f"start{number}_True")["trouble"] for number in range(100)})
 
 
 def ends(out: Path) -> None:
@@ -388,19 +435,32 @@ def beside(out: Path) -> None:
     """See above."""
     import torch
 
-    a = torch.randn(1024, 1024, device="cuda")
-    torch.mm(a, a)
-    recording = thence.record(out / "late", STALLS)
-    recording.start()
-    for _ in range(500):
-        torch.mm(a, a)
-    torch.softmax(a, 0)
+    from phased_kernel import phased
+    from thence.capture.cuda import cupti
+    from thence.capture.cuda.pm_sampling import PmSampler, Room
+
+    x, y = torch.ones(N, device="cuda"), torch.empty(1024, device="cuda")
+    run = phased[(PROGRAMS,)]
+    run(x, y, N, *MIXES["mixed"], SIZE)
     torch.cuda.synchronize()
-    with torch.profiler.profile() as profile:
-        for _ in range(50):
-            torch.mm(a, a)
+    with thence.record(out / "late", STALLS):
+        for _ in range(20):
+            run(x, y, N, *MIXES["mixed"], SIZE)
+        torch.softmax(x[: 1 << 20], 0)
         torch.cuda.synchronize()
-    print("torch.profiler saw", len(profile.events()), "events;", about(out / "late"))
+        try:
+            PmSampler(
+                cupti.load(), 0, {"gr_active_cycles": "gr__cycles_active.sum"}, 10_000, Room(500, 16_000, 1 << 28)
+            )
+            print("hardware counters can be sampled, too")
+        except thence.MissingRequirement as error:
+            print("hardware counters:", error)
+        with torch.profiler.profile() as profile:
+            for _ in range(50):
+                run(x, y, N, *MIXES["load"], SIZE)
+            torch.cuda.synchronize()
+    kernels = sum(event.name == "phased" and event.device_time_total > 0 for event in profile.events())
+    print("torch.profiler saw", kernels, "kernels;", about(out / "late"))
     lines(out / "late")
 
 
@@ -409,17 +469,43 @@ def pallas(out: Path) -> None:
     import jax
     import jax.numpy as jnp
     from jax.experimental import pallas as pl
-    from pallas_kernels import by_mosaic, by_triton
+    from jax.experimental.pallas import mosaic_gpu, triton
 
+    size = 1024
+    x = jnp.arange(1 << 20, dtype=jnp.float32) * 1e-6
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+    def by_triton(x_ref: Any, y_ref: Any) -> None:
+        value = x_ref[...]
+        for _ in range(8):
+            value = jnp.exp(-value * value)
+        y_ref[...] = value
+
+    def by_mosaic(x_ref: Any, y_ref: Any) -> None:
+        at = jax.lax.axis_index("blocks") * size
+        value = x_ref[pl.ds(at, size)]
+        for _ in range(8):
+            value = jnp.exp(-value * value)
+        y_ref[pl.ds(at, size)] = value
+
+    blocks = x.size // size
+    spec = pl.BlockSpec((size,), lambda i: (i,))
+    kernels = {
+        "Triton": lambda: pl.pallas_call(
+            by_triton, out_shape=shape, grid=(blocks,), in_specs=[spec], out_specs=spec,
+            compiler_params=triton.CompilerParams(num_warps=4), name="by_triton",
+        ),
+        "Mosaic GPU": lambda: mosaic_gpu.kernel(by_mosaic, out_type=shape, grid=(blocks,), grid_names=("blocks",)),
+    }  # fmt: skip
     with sampled(out / "pallas"):
-        x = jnp.arange(1 << 22, dtype=jnp.float32) * 1e-6
-        for name, kernel in (("Triton", by_triton(jax, jnp, pl)), ("Mosaic GPU", by_mosaic(jax, jnp, pl))):
+        for name, made in kernels.items():
             try:
-                for _ in range(500):
+                kernel = jax.jit(made())
+                for _ in range(1000):
                     y = kernel(x)
                 print(name, float(y.sum()))
             except Exception as error:  # noqa: BLE001 - one of them may be missing in this jax
-                print(name, "failed:", str(error)[:300])
+                print(name, "failed:", repr(error)[:400])
     for name in sorted(set(table(out / "pallas", "stalls")["kernel"].tolist())):
         print("  ", name)
         lines(out / "pallas", name)
@@ -429,6 +515,7 @@ PARTS: dict[str, Callable[[Path], None]] = {
     "phases": phases,
     "compare": compare,
     "cost": cost,
+    "processes": processes,
     "jax": jax_step,
     "errors": errors,
     "starts": starts,
@@ -451,6 +538,8 @@ def main() -> None:
             PARTS[name](given.out)
         elif what == "end":
             end(given.out, name)
+        elif what == "process":
+            process(given.out, name)
         else:
             began = time.perf_counter()
             try:

@@ -1002,7 +1002,7 @@ BY_VERB: dict[str, dict[str, str]] = {
         "stalls[].error": "standard error of the share",
         "stall_samples": "sums of the samples; null where no recording is among the inputs",
         "stall_samples.samples": "all that were not lost",
-        "stall_samples.unplaced": "those of kernels that are not known: no object of stalls has them",
+        "stall_samples.unplaced": "those of code that CUPTI does not name: no object of stalls has them",
         "stall_samples.dropped": "those that the hardware lost",
         "stall_samples.overflows": "how often the hardware's buffer was full, and its samples were lost",
         "stall_samples.period_cycles": "cycles of a multiprocessor from one sample to the next",

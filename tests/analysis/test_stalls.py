@@ -75,7 +75,7 @@ def test_inside_shows_a_recording_beside_profiles(tmp_path: Path) -> None:
     done = run_thence("inside", folder, profile)
     assert done.returncode == 0, done.stderr
     text = done.stdout.decode()
-    assert "1,000 samples of program counters, 20.0 % of them in kernels that are not known" in text
+    assert "1,000 samples of program counters, 20.0 % of them in code that has no name" in text
     assert "tri.py:12" in text
     document = json.loads(run_thence("inside", folder, profile, "--format", "json").stdout)
     assert len(document["kernels"]) == 1

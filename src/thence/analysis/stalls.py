@@ -17,6 +17,7 @@ import polars as pl
 
 from thence.errors import MissingData
 from thence.model.answer import Answer, TableView
+from thence.model.kernel_names import short_names
 from thence.model.stall_reasons import STALL_REASONS
 from thence.units import format_count, format_share, several
 
@@ -29,7 +30,7 @@ _REASONS_SHOWN, _LEAST_SHOWN = 3, 0.05
 """Reasons of a line that are shown, and the smallest share of its samples that one of them has."""
 _LINES_SHOWN = 20
 _LACKING = "the trace holds no samples of program counters: thence record --stalls takes them"
-_COUNTED = ("samples", "unplaced", "dropped", "overflows", "missed", "unlooked", "left_out")
+_COUNTED = ("samples", "unplaced", "dropped", "overflows", "missed", "unseen", "unlooked", "left_out")
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Stalls(Answer):
     Attributes:
         rows: kernel, file and line (null: unknown), reason (code), samples, share (of all samples), error (standard
             error of the share); the largest first, over all ranks and devices.
-        samples: all of them that were not lost; `unplaced`: of kernels that CUPTI does not know.
+        samples: all of them that were not lost; `unplaced`: of code that CUPTI does not name.
         dropped: samples that the hardware lost; `overflows`: how often its buffer was full, and its samples were lost.
         period_cycles: cycles of a multiprocessor from one sample to the next.
         notes: what is missing, one sentence each.
@@ -55,7 +56,7 @@ class Stalls(Answer):
 
     @property
     def lines(self) -> pl.DataFrame:
-        """kernel, place (file:line), samples, share, error and the main reasons in words, the largest first."""
+        """The kernel (short), place (file:line), samples, share, its error, and the main reasons; largest first."""
         keys = ("kernel", "file", "line")
         of_reason = pl.col("samples") / pl.col("samples").sum()
         lines = self.rows.group_by(keys, maintain_order=True).agg(
@@ -67,7 +68,7 @@ class Stalls(Answer):
         places = [f"{PurePath(file).name}:{line}" if file else "-" for file, line in found]
         words = ["; ".join(map(_in_words, reasons)) for reasons in lines["reasons"].to_list()]
         return lines.select(
-            "kernel",
+            pl.col("kernel").replace_strict(short_names(lines["kernel"].unique()), return_dtype=pl.String),
             pl.Series("place", places, pl.String),
             "samples",
             "share",
@@ -77,18 +78,19 @@ class Stalls(Answer):
 
     def about(self) -> tuple[str, ...]:
         """How many samples there are, and of how many the kernel is not known."""
-        unknown = f", {format_share(self.unplaced, self.samples)} of them in kernels that are not known"
+        unknown = f", {format_share(self.unplaced, self.samples)} of them in code that has no name"
         text = f"{several(self.samples, 'sample')} of program counters{unknown if self.unplaced else ''}"
         return (f"{text}, one each {format_count(self.period_cycles)} cycles of a multiprocessor",)
 
     def views(self) -> tuple[TableView, ...]:
-        """The lines."""
+        """The largest lines."""
         headings = {"kernel": "kernel", "place": "line", "share": "share", "error_share": "error", "reasons": "reasons"}
-        return (TableView(self.lines, headings, self.about()[0], rows_shown=_LINES_SHOWN, bar="share"),)
+        return (TableView(self.lines.head(_LINES_SHOWN), headings, self.about()[0], bar="share"),)
 
     def remarks(self) -> tuple[str, ...]:
-        """What is missing."""
-        return self.notes
+        """How many lines are not shown, and what is missing."""
+        more = self.rows.select("kernel", "file", "line").n_unique() - _LINES_SHOWN
+        return (*([f"{several(more, 'more line')}: json and csv have all"] if more > 0 else ()), *self.notes)
 
     def to_frame(self) -> pl.DataFrame:
         """`rows`."""
@@ -150,8 +152,8 @@ def _is_whole(trace: Attributed) -> bool:
 
 def _notes(sums: Mapping[str, int]) -> list[str]:
     texts = {
-        "unplaced": "{} belong to kernels of modules that were loaded before the recording began: their lines are not "
-        "known",
+        "unplaced": "{} belong to code that CUPTI does not name, such as its own",
+        "unseen": "{} belong to modules that were loaded before sampling began: these have no lines",
         "dropped": "{} were lost by the hardware",
     }
     notes = [text.format(several(sums[name], "sample")) for name, text in texts.items() if sums[name]]

@@ -559,7 +559,7 @@ COUNTERS = Table(
 STALLS = Table(
     "stalls",
     "samples of the program counters of kernels, added up over the whole recording (`thence record --stalls`), largest "
-    "number first; samples whose kernel is not known are in no row",
+    "number first; samples of code that CUPTI does not name are in no row",
     (
         Column("rank", pl.Int32(), "rank of the process in its job"),
         Column("device", pl.Int32(), "device index within the process"),

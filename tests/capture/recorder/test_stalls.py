@@ -93,7 +93,7 @@ def test_what_is_missing_is_counted(tmp_path: Path) -> None:
         tmp_path,
     )
     about = description(tmp_path)["stalls"]
-    assert (about["unplaced"], about["dropped"], about["overflows"]) == (11, 3, 1)
+    assert (about["unplaced"], about["dropped"], about["overflows"], about["unseen"]) == (11, 3, 1, 1)
 
 
 def test_a_program_that_is_killed_has_the_samples_until_then(tmp_path: Path) -> None:

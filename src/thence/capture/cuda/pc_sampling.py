@@ -78,7 +78,7 @@ class OfContext(NamedTuple):
         device: CUDA's number of it; -1: unknown.
         error: of the call that failed, after which nothing is sampled; None: none did.
         samples: all of them since the beginning, placed or not.
-        unplaced: those of modules that were loaded before.
+        unplaced: those of code that CUPTI does not name, such as its own.
         dropped: those that the hardware lost.
         overflows: how often the buffer of the hardware was full, and its samples were lost.
         reasons: CUPTI's names by number.
@@ -165,6 +165,7 @@ class SourceLines:
         most_bytes: of images that are kept; of the others, lines are unknown.
 
     Attributes:
+        seen: CRCs of all images.
         left_out: images with lines that are not kept.
     """
 
@@ -172,15 +173,17 @@ class SourceLines:
         self._cupti = cupti
         self._room = most_bytes
         self._images: dict[int, bytes] = {}
+        self.seen: set[int] = set()
         self.left_out = 0
 
     def add(self, image: bytes) -> None:
-        """Keeps an image, if it has lines."""
-        if _HAS_LINES not in image:
-            return
+        """Notes an image, and keeps it if it has lines."""
         asked = _CrcParameters(size=_size(_CrcParameters), bytes=len(image), image=image)
         self._cupti.call_with("cuptiGetCubinCrc", asked)
-        if asked.crc in self._images:
+        if asked.crc in self.seen:
+            return
+        self.seen.add(asked.crc)
+        if _HAS_LINES not in image:
             return
         if len(image) > self._room:
             self.left_out += 1

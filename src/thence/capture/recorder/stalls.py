@@ -56,7 +56,7 @@ class Stalls:
         self._lines: SourceLines | None = None
         self._known: dict[_Key, tuple[int, int]] = {}
         self._sums: list[OfContext] = []
-        self._unlooked = 0
+        self._unlooked = self._unseen = 0
         self._trouble: str | None = None
 
     def begin(self, cupti: Cupti, compiled: ModuleType | None, subscription: int) -> None:
@@ -80,9 +80,9 @@ class Stalls:
         if sampler is None or lines is None:
             return
         try:
-            for image in sampler.images():
-                lines.add(image)
             self._sums = sampler.take(last=last)
+            for image in sampler.images():  # after it: modules of all samples were loaded before
+                lines.add(image)
         except MissingRequirement as error:
             self._fail(str(error))
             return
@@ -97,10 +97,11 @@ class Stalls:
     def facts(self) -> dict[str, Any] | None:
         """The entry ``stalls`` of the description; None where nobody asked for them.
 
-        ``period_cycles`` is from one sample of a multiprocessor to the next; ``samples`` are all of them, of which
-        ``unplaced`` belong to modules that were loaded before; ``dropped`` were lost by the hardware, ``overflows`` is
-        how often its buffer was full; ``unlooked`` are instructions, and ``left_out`` modules, whose lines were not
-        looked up for lack of time or memory; ``trouble`` is why there are none.
+        ``period_cycles`` is from one sample of a multiprocessor to the next; ``samples`` are all of them. ``unplaced``
+        belong to code that CUPTI does not name, ``unseen`` to modules that were loaded before sampling began.
+        ``dropped`` were lost by the hardware, ``overflows`` is how often its buffer was full. ``missed`` are contexts
+        that were not sampled. ``unlooked`` are instructions, and ``left_out`` modules, whose lines were not looked up
+        for lack of time or memory; ``trouble`` is why there are none.
         """
         if not self._wanted:
             return None
@@ -109,6 +110,7 @@ class Stalls:
             "period_cycles": 1 << PERIOD,
             **{name: sum(getattr(one, name) for one in self._sums) for name in _SUMMED},
             "missed": 0 if sampler is None else sampler.missed,
+            "unseen": self._unseen,
             "unlooked": self._unlooked,
             "left_out": (0 if lines is None else lines.left_out) + (0 if sampler is None else sampler.lost_images),
             "trouble": self._trouble,
@@ -119,6 +121,8 @@ class Stalls:
         reasons = {number: reason_of(name) for number, name in one.reasons.items()}
         counted = np.array([number for number, reason in reasons.items() if reason is not None], np.uint32)
         rows = one.rows[np.isin(one.rows["reason"], counted)]
+        seen = np.isin(rows["cubin"], np.fromiter(lines.seen, np.uint64))
+        self._unseen += int(rows["samples"][~seen].sum(dtype=np.int64))
         functions = names.of_pointers(rows["function"])
         file, line = self._looked_up(rows, functions, lines, names)
         keys = np.stack([functions.astype(np.int64), file, line, rows["reason"].astype(np.int64)])
