@@ -12,7 +12,7 @@ Parts, each in a process of its own:
               and without it, in random order: difference with its 95 % interval
     processes the same graph and decode in processes of their own: alone, recorded, recorded with stalls
     jax       as `cost`, for a training step of JAX
-    errors    the same work 40 times: how much shares differ, over the stated standard error
+    errors    the same work 40 times: how much the shares of reasons differ, beside the stated standard error
     starts    20 recordings without stalls and 100 with: results, memory, time to start and stop
     ends      processes that fork, exit or are killed; whether the next one can sample
     beside    torch.profiler during a recording with samples; modules that were loaded before; hardware counters
@@ -348,26 +348,27 @@ def errors(out: Path) -> None:
 
     from phased_kernel import phased
 
-    shares: dict[tuple[str, int], list[float]] = {}
+    x, y = torch.ones(N, device="cuda"), torch.empty(1024, device="cuda")
+    shares: dict[str, list[float]] = {}
     counts = []
     for number in range(40):
         folder = out / f"errors{number}"
         with thence.record(folder, thence.RecordOptions(stalls=True, lines=False, modules=False)):
-            x, y = torch.ones(N, device="cuda"), torch.empty(1024, device="cuda")
-            for _ in range(3):
+            for _ in range(4):
                 phased[(PROGRAMS,)](x, y, N, *MIXES["mixed"], SIZE)
             torch.cuda.synchronize()
-        with contextlib.redirect_stdout(None):
-            found = lines(folder, "phased")
-        counts.append(found.total())
-        for key, count in found.items():
-            shares.setdefault(key, []).append(count / found.total())
-    print("samples", statistics.mean(counts), "to", max(counts))
-    for key, values in shares.items():
+        rows = table(folder, "stalls")
+        of_kernel = rows["kernel"] == "phased"
+        counts.append(int(rows["samples"][of_kernel].sum()))
+        for reason in set(rows["reason"][of_kernel].tolist()):
+            samples = rows["samples"][of_kernel & (rows["reason"] == reason)].sum()
+            shares.setdefault(reason, []).append(float(samples) / counts[-1])
+    print("samples", min(counts), "to", max(counts))
+    for reason, values in shares.items():
         share = statistics.mean(values)
         if len(values) == len(counts) and share > 0.01:
             stated = math.sqrt(share * (1 - share) / statistics.mean(counts))
-            print(f"{key}: {share:.2%}, deviation {statistics.stdev(values):.3%}, stated {stated:.3%}")
+            print(f"{reason}: {share:.2%}, deviation {statistics.stdev(values):.3%}, stated {stated:.3%}")
 
 
 def starts(out: Path) -> None:

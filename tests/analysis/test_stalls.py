@@ -12,6 +12,7 @@ import thence
 from helpers import DATA, run_thence
 from recording_data import kernel, written
 from thence.errors import MissingData
+from thence.model.stall_reasons import STALL_REASONS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,12 +50,17 @@ def test_shares_and_errors_by_line_and_reason(tmp_path: Path) -> None:
     ]
     assert found.rows["error"][0] == pytest.approx(math.sqrt(0.6 * 0.4 / 1000))
     assert found.rows["share"].sum() + found.unplaced / found.samples == pytest.approx(1)
-    assert found.lines.select("kernel", "place", "share", "reasons").rows() == [
-        ("phases", "tri.py:12", 0.62, "96.8 % waits for data from global or local memory"),
-        ("phases", "tri.py:19", 0.12, "100.0 % waits for data from global or local memory"),
-        ("gemm(float*)", "-", 0.06, "100.0 % of_a_new_gpu"),
+    assert found.lines.select("kernel", "place", "share", "waits_for").rows() == [
+        ("phases", "tri.py:12", 0.62, "data from global memory 97 %"),
+        ("phases", "tri.py:19", 0.12, "data from global memory 100 %"),
+        ("gemm", "-", 0.06, "of_a_new_gpu 100 %"),
     ]
     assert [note.split()[0] for note in found.remarks()] == ["200", "10"]
+
+
+def test_the_documentation_has_all_codes() -> None:
+    page = (DATA.parents[1] / "docs" / "inside.md").read_text()
+    assert [code for code, words in STALL_REASONS.items() if f"| `{code}` | {words} |" not in page] == []
 
 
 def test_one_device_is_of_its_own_samples(tmp_path: Path) -> None:

@@ -22,15 +22,15 @@ from thence.model.stall_reasons import STALL_REASONS
 from thence.units import format_count, format_share, several
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from thence.model.attributed import Attributed
 
-_REASONS_SHOWN, _LEAST_SHOWN = 3, 0.05
-"""Reasons of a line that are shown, and the smallest share of its samples that one of them has."""
+_REASONS_SHOWN, _LEAST_SHOWN = 3, 0.1
+"""Reasons of a line that are shown, and the smallest share of its samples that those after the first have."""
 _LINES_SHOWN = 20
 _LACKING = "the trace holds no samples of program counters: thence record --stalls takes them"
-_COUNTED = ("samples", "unplaced", "dropped", "overflows", "missed", "unseen", "unlooked", "left_out")
+_COUNTED = ("samples", "unplaced", "dropped", "overflows", "missed", "ended", "unseen", "unlooked", "left_out")
 
 
 @dataclass(frozen=True)
@@ -61,19 +61,19 @@ class Stalls(Answer):
         of_reason = pl.col("samples") / pl.col("samples").sum()
         lines = self.rows.group_by(keys, maintain_order=True).agg(
             pl.col("samples").sum(),
-            reasons=pl.struct("reason", part=of_reason).filter(of_reason >= _LEAST_SHOWN).head(_REASONS_SHOWN),
+            reasons=pl.struct("reason", part=of_reason).head(_REASONS_SHOWN),
         )
         lines = with_share(lines, self.samples).sort("samples", *keys, descending=[True, False, False, False])
         found = lines.select("file", "line").rows()
         places = [f"{PurePath(file).name}:{line}" if file else "-" for file, line in found]
-        words = ["; ".join(map(_in_words, reasons)) for reasons in lines["reasons"].to_list()]
+        words = [_in_words(reasons) for reasons in lines["reasons"].to_list()]
         return lines.select(
             pl.col("kernel").replace_strict(short_names(lines["kernel"].unique()), return_dtype=pl.String),
             pl.Series("place", places, pl.String),
             "samples",
             "share",
             error_share=pl.col("error"),
-            reasons=pl.Series(words, dtype=pl.String),
+            waits_for=pl.Series(words, dtype=pl.String),
         )
 
     def about(self) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ class Stalls(Answer):
 
     def views(self) -> tuple[TableView, ...]:
         """The largest lines."""
-        headings = {"kernel": "kernel", "place": "line", "share": "share", "error_share": "error", "reasons": "reasons"}
+        headings = {"kernel": "kernel", "place": "line", "share": "share", "error_share": "error", "waits_for": "waits for"}
         return (TableView(self.lines.head(_LINES_SHOWN), headings, self.about()[0], bar="share"),)
 
     def remarks(self) -> tuple[str, ...]:
@@ -110,9 +110,10 @@ class Stalls(Answer):
         }
 
 
-def _in_words(reason: Mapping[str, Any]) -> str:
-    """A reason, and its share of the samples of a line."""
-    return f"{format_share(reason['part'], 1)} {STALL_REASONS.get(reason['reason'], reason['reason'])}"
+def _in_words(reasons: Sequence[Mapping[str, Any]]) -> str:
+    """The main reasons of a line, and their shares of its samples."""
+    shown = [reason for at, reason in enumerate(reasons) if not at or reason["part"] >= _LEAST_SHOWN]
+    return ", ".join(f"{STALL_REASONS.get(one['reason'], one['reason'])} {100 * one['part']:.0f} %" for one in shown)
 
 
 def stalls(trace: Attributed) -> Stalls:
@@ -159,6 +160,8 @@ def _notes(sums: Mapping[str, int]) -> list[str]:
     notes = [text.format(several(sums[name], "sample")) for name, text in texts.items() if sums[name]]
     if sums["overflows"]:
         notes.append(f"the buffer of the hardware was full {several(sums['overflows'], 'time')}: its samples were lost")
+    if sums["ended"]:
+        notes.append(f"the last samples of {several(sums['ended'], 'context')} that ended are missing")
     if sums["missed"]:
         notes.append(f"{several(sums['missed'], 'context')} were not sampled, because there are too many")
     if sums["unlooked"] or sums["left_out"]:

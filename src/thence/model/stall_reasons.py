@@ -11,28 +11,28 @@ _AGAIN = "_not_issued"
 """CUPTI counts the samples in which nothing at all was issued a second time, under names with this ending."""
 
 STALL_REASONS = {
-    "barrier": "waits for other warps of its block at a barrier",
-    "branch_resolving": "waits for the target of a branch",
-    "dispatch_stall": "chosen, but the dispatcher held the instruction back",
-    "drain": "has ended, and its stores to memory are not done",
-    "gmma": "waits for a matrix product of its warpgroup",
-    "imc_miss": "waits for constants that are not in the cache",
-    "lg_throttle": "the queue to global and local memory is full",
-    "long_scoreboard": "waits for data from global or local memory",
-    "math_pipe_throttle": "waits for the unit that computes, which is busy",
-    "membar": "waits for a memory barrier",
-    "mio_throttle": "the queue to shared memory and special functions is full",
-    "misc": "another reason",
-    "no_instructions": "waits for its next instruction: a jump, or the cache of instructions",
-    "not_selected": "ready, but another warp was chosen",
-    "selected": "issued an instruction",
-    "short_scoreboard": "waits for data from shared memory or a special function",
-    "sleeping": "sleeps, as the program asks",
-    "tex_throttle": "the queue to the texture unit is full",
-    "wait": "waits a fixed number of cycles for its last instruction",
-    "warpgroup_arrive": "waits for the other warps of its warpgroup",
+    "barrier": "barrier of the block",
+    "branch_resolving": "target of a branch",
+    "dispatch_stall": "dispatcher",
+    "drain": "stores at the end",
+    "gmma": "matrix product of the warpgroup",
+    "imc_miss": "constants",
+    "lg_throttle": "full queue to global memory",
+    "long_scoreboard": "data from global memory",
+    "math_pipe_throttle": "busy arithmetic unit",
+    "membar": "memory barrier",
+    "mio_throttle": "full queue to shared memory",
+    "misc": "something else",
+    "no_instructions": "instructions",
+    "not_selected": "another warp, which was chosen",
+    "selected": "nothing: it issued",
+    "short_scoreboard": "data from shared memory",
+    "sleeping": "end of its sleep",
+    "tex_throttle": "full queue to textures",
+    "wait": "fixed latency",
+    "warpgroup_arrive": "warps of its warpgroup",
 }
-"""By code."""
+"""What the warp waited for, by code; docs/inside.md says more."""
 
 
 def reason_of(name: str) -> str | None:

@@ -85,7 +85,7 @@ def test_what_is_missing_is_counted(tmp_path: Path) -> None:
         """
         with thence.record(OUT, STALLS):
             context(4)
-            sampled(4, 1100, 320, "k", 10, 1)
+            sampled(5, 1100, 320, "k", 10, 2)
             unplaced(11, 3, 1)
             launch("k")
             context(4, begins=0)  # it ends: nothing is asked for it any more
@@ -93,7 +93,8 @@ def test_what_is_missing_is_counted(tmp_path: Path) -> None:
         tmp_path,
     )
     about = description(tmp_path)["stalls"]
-    assert (about["unplaced"], about["dropped"], about["overflows"], about["unseen"]) == (11, 3, 1, 1)
+    assert (about["unplaced"], about["dropped"], about["overflows"]) == (11, 3, 1)
+    assert (about["unseen"], about["ended"]) == (2, 1)
 
 
 def test_a_program_that_is_killed_has_the_samples_until_then(tmp_path: Path) -> None:

@@ -288,7 +288,7 @@ static PyObject *described(const Context *of, Rows *rows) {
         Py_XDECREF(name);
     }
     if (!reasons || !content) return Py_XDECREF(reasons), Py_XDECREF(content), NULL;
-    return Py_BuildValue("{siszsisKsKsKsKsNsN}", "device", of->device, "failed", of->failed, "code", of->code, "samples",
+    return Py_BuildValue("{sisiszsisKsKsKsKsNsN}", "device", of->device, "ended", of->over, "failed", of->failed, "code", of->code, "samples",
                          of->samples, "unplaced", of->unplaced, "dropped", of->dropped, "full", of->full, "reasons",
                          reasons, "rows", content);
 }
@@ -310,7 +310,9 @@ static PyObject *stalls_take(PyObject *module, PyObject *last) {
         Py_XDECREF(one);
         if (ends) free_context(contexts[i]);
     }
+    pthread_mutex_lock(&guard);
     if (ends) context_count = 0;
+    pthread_mutex_unlock(&guard);
     return all;
 }
 

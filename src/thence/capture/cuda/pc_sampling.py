@@ -76,6 +76,7 @@ class OfContext(NamedTuple):
 
     Attributes:
         device: CUDA's number of it; -1: unknown.
+        ended: 1 if the context ended before sampling did: its last samples are missing.
         error: of the call that failed, after which nothing is sampled; None: none did.
         samples: all of them since the beginning, placed or not.
         unplaced: those of code that CUPTI does not name, such as its own.
@@ -86,6 +87,7 @@ class OfContext(NamedTuple):
     """
 
     device: int
+    ended: int
     error: CuptiError | None
     samples: int
     unplaced: int

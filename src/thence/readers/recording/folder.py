@@ -122,6 +122,7 @@ class _Stalls(msgspec.Struct):
     dropped: Count = 0
     overflows: Count = 0
     missed: Count = 0
+    ended: Count = 0
     unseen: Count = 0
     unlooked: Count = 0
     left_out: Count = 0
