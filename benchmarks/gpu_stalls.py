@@ -217,6 +217,9 @@ def alternated(name: str, switch: Switch, block: Callable[[], None], seconds: fl
         pairs["CPU of the launching thread"].append(own / own_plain - 1)
         pairs["CPU of other threads"].append((every - own) / wall - (every_plain - own_plain) / plain)
     switch.turn(on=True)
+    bursts = pairs.pop("CPU of other threads")
+    half = 1.96 * statistics.stdev(bursts) / math.sqrt(len(bursts))
+    print(f"{name}, CPU of other threads: {statistics.mean(bursts):+.3f} +- {half:.3f} s a second")
     for what, values in pairs.items():
         print(f"{name}, {what}: {of_median(values)} (n = {len(values)}, {1e3 * plain:.2f} ms)", flush=True)
 
@@ -241,17 +244,17 @@ def sampled(folder: Path) -> Iterator[thence.Recording]:
 
 def cost(out: Path) -> None:
     """See above."""
+    import torch
+
     with sampled(out / "cost") as recording:
-        graphs, decode = _graphs_and_decode()
+        graphs, decode = _graphs_and_decode(torch)
         switch = Switch(recording)
         alternated("graph", switch, graphs, 8)
         alternated("decode", switch, decode, 16)
 
 
-def _graphs_and_decode() -> tuple[Callable[[], None], Callable[[], None]]:
+def _graphs_and_decode(torch: Any) -> tuple[Callable[[], None], Callable[[], None]]:
     """Blocks of some ms: replays of a CUDA graph that the GPU limits, and a decode that its launches limit."""
-    import torch
-
     a = torch.randn(1024, 1024, device="cuda", dtype=torch.bfloat16)
     b = torch.randn(1 << 22, device="cuda")
     c = torch.empty_like(b)
@@ -296,10 +299,12 @@ def processes(out: Path) -> None:
 
 def process(out: Path, way: str) -> None:
     """One process of `processes`: prints the medians of its blocks."""
+    import torch
+
     if way != "alone":
         thence.record(out, thence.RecordOptions(stalls=way == "stalls", baseline=False)).start()
     medians = {}
-    for name, block in zip(("graph", "decode"), _graphs_and_decode(), strict=True):
+    for name, block in zip(("graph", "decode"), _graphs_and_decode(torch), strict=True):
         times, end = [], time.perf_counter() + 1.2
         while time.perf_counter() < end:
             began = time.perf_counter()

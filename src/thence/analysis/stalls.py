@@ -60,8 +60,7 @@ class Stalls(Answer):
         keys = ("kernel", "file", "line")
         of_reason = pl.col("samples") / pl.col("samples").sum()
         lines = self.rows.group_by(keys, maintain_order=True).agg(
-            pl.col("samples").sum(),
-            reasons=pl.struct("reason", part=of_reason).head(_REASONS_SHOWN),
+            pl.col("samples").sum(), reasons=pl.struct("reason", part=of_reason).head(_REASONS_SHOWN)
         )
         lines = with_share(lines, self.samples).sort("samples", *keys, descending=[True, False, False, False])
         found = lines.select("file", "line").rows()
@@ -84,7 +83,13 @@ class Stalls(Answer):
 
     def views(self) -> tuple[TableView, ...]:
         """The largest lines."""
-        headings = {"kernel": "kernel", "place": "line", "share": "share", "error_share": "error", "waits_for": "waits for"}
+        headings = {
+            "kernel": "kernel",
+            "place": "line",
+            "share": "share",
+            "error_share": "error",
+            "waits_for": "waits for",
+        }
         return (TableView(self.lines.head(_LINES_SHOWN), headings, self.about()[0], bar="share"),)
 
     def remarks(self) -> tuple[str, ...]:

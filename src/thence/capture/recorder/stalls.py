@@ -100,8 +100,9 @@ class Stalls:
         ``period_cycles`` is from one sample of a multiprocessor to the next; ``samples`` are all of them. ``unplaced``
         belong to code that CUPTI does not name, ``unseen`` to modules that were loaded before sampling began.
         ``dropped`` were lost by the hardware, ``overflows`` is how often its buffer was full. ``missed`` are contexts
-        that were not sampled, ``ended`` those that ended before, with their last samples. ``unlooked`` are instructions, and ``left_out`` modules, whose lines were not looked up
-        for lack of time or memory; ``trouble`` is why there are none.
+        that were not sampled, ``ended`` those that ended before, with their last samples. ``unlooked`` are
+        instructions, and ``left_out`` modules, whose lines were not looked up for lack of time or memory; ``trouble``
+        is why there are none.
         """
         if not self._wanted:
             return None
