@@ -6,6 +6,7 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
 import pytest
 
 import thence
@@ -67,6 +68,18 @@ def test_one_device_is_of_its_own_samples(tmp_path: Path) -> None:
     found = thence.open(recording(tmp_path / "a", FIRST, LATER)).select(devices=[1]).stalls()
     assert found.rows.select("line", "samples", "share").rows() == [(19, 120, 1.0)]
     assert found.unplaced == 0
+
+
+def test_a_recording_of_a_triton_kernel() -> None:
+    """What CUPTI stated as the total is what lines, functions and code without a name add up to."""
+    found = thence.open(DATA / "stalls" / "triton").stalls()
+    assert int(found.rows["samples"].sum()) + 11_164 == found.samples == 16_178_351
+    lines = found.rows.filter(kernel="phases")
+    assert lines["file"].unique().to_list() == ["/home/user/tri.py"]
+    loads, gathers = (int(lines.filter(pl.col("line").is_in(of))["samples"].sum()) for of in ([12, 13], [19]))
+    assert gathers > loads > 0.3 * lines["samples"].sum()
+    assert found.rows.filter(pl.col("kernel").str.starts_with("nvjet"))["file"].null_count() > 0
+    assert set(found.rows["reason"]) <= set(STALL_REASONS)
 
 
 def test_a_recording_without_samples_says_why(tmp_path: Path) -> None:

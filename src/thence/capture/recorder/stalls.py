@@ -57,6 +57,7 @@ class Stalls:
         self._known: dict[_Key, tuple[int, int]] = {}
         self._sums: list[OfContext] = []
         self._unlooked = self._unseen = 0
+        self._over = False
         self._trouble: str | None = None
 
     def begin(self, cupti: Cupti, compiled: ModuleType | None, subscription: int) -> None:
@@ -69,15 +70,10 @@ class Stalls:
         except MissingRequirement as error:
             self._fail(str(error))
 
-    @property
-    def runs(self) -> bool:
-        """Whether CUPTI samples, and enables no records meanwhile."""
-        return self._sampler is not None
-
     def take(self, names: Names, *, last: bool = False) -> None:
         """Keeps what was sampled since the last call; `last`: sampling ends."""
         sampler, lines = self._sampler, self._lines
-        if sampler is None or lines is None:
+        if sampler is None or lines is None or self._over:
             return
         try:
             self._sums = sampler.take(last=last)
@@ -91,8 +87,7 @@ class Stalls:
                 self._fail(str(one.error))
             if len(one.rows):
                 self._keep(self._placed(one, names, lines))
-        if last:
-            self._sampler = None
+        self._over = last
 
     def facts(self) -> dict[str, Any] | None:
         """The entry ``stalls`` of the description; None where nobody asked for them.
