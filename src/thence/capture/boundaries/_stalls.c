@@ -190,7 +190,8 @@ void thence_on_resource(uint32_t what, const void *data) {
     if (!active) return;
     if (what == CONTEXT_CREATED) begin_context(of->context);
     else if (what == CONTEXT_ENDS) end_context(of->context);
-    else if (what == MODULE_LOADED && of->module) keep_image(of->module->content, of->module->size);
+    else if (what == MODULE_LOADED && of->module && of->module->content)
+        keep_image(of->module->content, of->module->size);
 }
 
 /* In a child: CUPTI's threads and the contexts are the parent's. */
@@ -241,6 +242,7 @@ static void end(Context *of, Rows *rows) {
     int code = of->enabled ? cupti.disable(&only) : 0;
     fails(of, "disable", code);
     if (of->enabled && !code) add(of, &of->left, rows);
+    of->enabled = code != 0; /* else CUPTI may still write to what is left */
 }
 
 static PyObject *stalls_begin(PyObject *module, PyObject *arguments) {
@@ -280,7 +282,8 @@ static void free_context(Context *of) {
 }
 
 static PyObject *described(const Context *of, Rows *rows) {
-    PyObject *reasons = PyDict_New(), *content = PyBytes_FromStringAndSize(rows->content, (Py_ssize_t)(rows->count * sizeof(Row)));
+    Py_ssize_t size = (Py_ssize_t)(rows->count * sizeof(Row));
+    PyObject *reasons = PyDict_New(), *content = PyBytes_FromStringAndSize(rows->content, size);
     for (size_t i = 0; reasons && i < of->reasons && i < MOST_REASONS; i++) {
         PyObject *number = PyLong_FromUnsignedLong(of->numbers[i]), *name = PyUnicode_FromString(of->names[i]);
         if (number && name) PyDict_SetItem(reasons, number, name);
@@ -288,9 +291,9 @@ static PyObject *described(const Context *of, Rows *rows) {
         Py_XDECREF(name);
     }
     if (!reasons || !content) return Py_XDECREF(reasons), Py_XDECREF(content), NULL;
-    return Py_BuildValue("{sisiszsisKsKsKsKsNsN}", "device", of->device, "ended", of->over, "failed", of->failed, "code", of->code, "samples",
-                         of->samples, "unplaced", of->unplaced, "dropped", of->dropped, "full", of->full, "reasons",
-                         reasons, "rows", content);
+    return Py_BuildValue("{sisiszsisKsKsKsKsNsN}", "device", of->device, "ended", of->over, "failed", of->failed, "code",
+                         of->code, "samples", of->samples, "unplaced", of->unplaced, "dropped", of->dropped, "full",
+                         of->full, "reasons", reasons, "rows", content);
 }
 
 static PyObject *stalls_take(PyObject *module, PyObject *last) {
@@ -308,7 +311,7 @@ static PyObject *stalls_take(PyObject *module, PyObject *last) {
         free(rows.content);
         if (!one || PyList_Append(all, one)) Py_CLEAR(all);
         Py_XDECREF(one);
-        if (ends) free_context(contexts[i]);
+        if (ends && !contexts[i]->enabled) free_context(contexts[i]);
     }
     pthread_mutex_lock(&guard);
     if (ends) context_count = 0;
