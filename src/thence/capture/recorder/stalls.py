@@ -30,7 +30,7 @@ PERIOD = 16
 """A multiprocessor is sampled each 2 to the power of this cycles."""
 _HARDWARE_BYTES = 64 << 20
 """The buffer of the hardware, on each device."""
-_READ_MILLISECONDS = 20
+_READ_MILLISECONDS = 100
 """How often CUPTI reads it."""
 _MOST_IMAGE_BYTES = 256 << 20
 """Of modules with lines."""
