@@ -64,7 +64,7 @@ SAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     ),
     "history": (("--keep", "history/slower.jsonl", "--fail-on", "total>3%"),),
     "label": (("torch/graphs/compiled_replay.json.gz", "--graph", PAGE),),
-    "inside": (("inside/gpu_triton.npz",), ("inside/mosaic.npy",)),
+    "inside": (("inside/gpu_triton.npz",), ("inside/mosaic.npy",), ("stalls/triton",)),
     "steps": ((_FSDP,), ("watch/node-rank0-100/summaries.jsonl",)),
     "top": (("watch/", "--once"),),
     "sql": ((_FSDP, "select rank, count(*) as n from gpu group by rank"),),

@@ -51,6 +51,7 @@ FILES = {
 CLONE = ("tests/data", "src/thence/data", "examples")
 TREES = {
     "run": DATA / "recording" / "two_ranks",
+    "sampled": DATA / "stalls" / "triton",
     "run1/0": DATA / "recording" / "two_ranks",
     "jax_run": DATA / "jax" / "recording",
     "DUMP_DIR": NSIGHT / "hlo_dump",

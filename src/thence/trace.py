@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from thence.analysis import roofline as rooflines
     from thence.analysis import self_check as self_checks
     from thence.analysis import sql as sql_queries
+    from thence.analysis import stalls as stall_answers
     from thence.analysis.collectives import answer as communication
     from thence.analysis.collectives import clock_sync, instances, missing
     from thence.analysis.collectives.answer import Collectives
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from thence.analysis.self_check import SelfCheck
     from thence.analysis.soundness import check
     from thence.analysis.soundness.findings import Soundness
+    from thence.analysis.stalls import Stalls
     from thence.analysis.steps import answer as steps_answer
     from thence.analysis.steps import over_time as step_times
     from thence.analysis.steps import windows as step_windows
@@ -108,7 +110,7 @@ else:
     # trace.
     _LATER = {
         "thence.analysis": "annotations:annotation_tables no_device_work roofline:rooflines self_check:self_checks "
-        "sql:sql_queries streams",
+        "sql:sql_queries stalls:stall_answers streams",
         "thence.analysis.collectives": "answer:communication clock_sync instances missing",
         "thence.analysis.cuda_graphs": "lanes:graph_lane_tables replayed_graph",
         "thence.analysis.diff": "answer:compare sample:samples",
@@ -377,6 +379,16 @@ class Trace:
     def _rooflines(self) -> dict[str, Roofline]:
         """Cached as `_reports`, for the peaks that thence knows."""
         return {}
+
+    def stalls(self) -> Stalls:
+        """Where inside kernels the multiprocessors spent their time: samples by kernel, line and reason of the stall.
+
+        Only ranks and devices of the selection count.
+
+        Raises:
+            MissingData: the trace holds no samples of program counters.
+        """
+        return self._answer(stall_answers.stalls(self.tables))
 
     def memory(self, by: str | None = None, at: str = "peak") -> Memory:
         """Memory that was live at the peak, or at another moment, by place; what grows, and what would help.

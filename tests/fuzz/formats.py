@@ -424,7 +424,11 @@ def _recording() -> Tree:
             devices = np.full(ROWS, int(columns["device"][0]))
             samples = {"device": devices, "start": start, "end": start + 10_000, **counted}
             tree["counters-000001.npz"] = _members(encode(samples))
+            named = dict.fromkeys(("kernel", "file", "reason"), columns["name"])
+            stalls = {"device": devices, **named, "line": np.arange(ROWS), "samples": np.arange(ROWS)}
+            tree["stalls-000001.npz"] = _members(encode(stalls))
     tree["recording.json"]["counters"] = {"interval_ns": 10_000, "left_out": {"warps": "no"}, "windows": []}
+    tree["recording.json"]["stalls"] = {"period_cycles": 65_536, "samples": 99, "unplaced": 7, "trouble": None}
     return tree
 
 

@@ -25,7 +25,7 @@ static uint8_t *buffer;
 static size_t room, used;
 static struct { char name[48]; int code; } failures[CALLS];
 static uint32_t counter; /* of launches, and of calls that are called back for */
-static uint8_t latency, called_back[3][IDS];
+static uint8_t latency, called_back[4][IDS];
 typedef void (*Callback)(void *user, int domain, uint32_t id, const void *data);
 static Callback callback;
 void *fake_subscriber; /* the handle of whoever subscribed */
@@ -35,6 +35,7 @@ void *fake_subscriber; /* the handle of whoever subscribed */
 void fake_version(uint32_t number) { version = number; }
 void fake_size(int kind, size_t bytes) { sizes[kind] = bytes; }
 int fake_enabled(int kind) { return enabled[kind]; }
+int fake_kernels_enabled(void) { return enabled[10]; }
 int fake_subscribed(void) { return subscribed; }
 int fake_finalized(void) { return finalized; }
 int fake_thread_ids(void) { return thread_ids; }
@@ -51,6 +52,11 @@ static void call_back(int domain, uint32_t id, int site, uint32_t number) {
     data.site = site;
     data.correlation = number;
     if (called_back[domain][id]) callback(NULL, domain, id, &data);
+}
+
+/* A context, or a module: CUPTI_CB_DOMAIN_RESOURCE. */
+void fake_resource(uint32_t id, const void *data) {
+    if (subscribed && called_back[3][id]) callback(NULL, 3, id, data);
 }
 
 /* cuLaunchKernel */

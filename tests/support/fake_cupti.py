@@ -33,7 +33,7 @@ def library_path() -> str:
         pytest.skip("no C compiler on the path, and none named in the variable CC")
     path = Path(tempfile.mkdtemp(prefix="thence-fake-cupti-"), "libcupti.so.13")
     command = [compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]
-    sources = [str(HERE / name) for name in ("fake_cupti.c", "fake_pm_sampling.c")]
+    sources = [str(HERE / name) for name in ("fake_cupti.c", "fake_pm_sampling.c", "fake_pc_sampling.c")]
     subprocess.run([*command, *sources, "-o", str(path)], check=True)
     path.with_name("libnvperf_host.so").touch()  # beside it, as in the wheel; nothing calls it
     return str(path)

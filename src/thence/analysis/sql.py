@@ -26,6 +26,7 @@ from thence.model.tables import (
     MEMORY_FAILURES,
     MEMORY_TOTALS,
     PROGRAMS,
+    STALLS,
     STEP_TIMES,
     STEPS,
     THREADS,
@@ -55,6 +56,7 @@ TABLES = (
     "memory_totals",
     "memory_failures",
     "counters",
+    "stalls",
 )
 """The tables that a query can name."""
 
@@ -182,7 +184,7 @@ ANNOTATIONS = Table(
 )  # fmt: skip
 DESCRIBED_TABLES = (
     GPU, PLACES_TABLE, ACTIVITIES, HOST, COLLECTIVES, PROGRAMS, THREADS, EVENTS, WAITS, STEPS, STEP_TIMES, MEMORY,
-    MEMORY_TOTALS, MEMORY_FAILURES, COUNTERS, ANNOTATIONS,
+    MEMORY_TOTALS, MEMORY_FAILURES, COUNTERS, STALLS, ANNOTATIONS,
 )  # fmt: skip
 """Every table that a query can name."""
 

@@ -16,8 +16,8 @@ Examples:
 """
 
 _NAMES = (
-    *("driver", "libcupti", "recording", "counters", "nvtx", "graphs", "measure", "torch", "jax", "nsys", "inside"),
-    *("scanner", "unpickler", "disk"),
+    *("driver", "libcupti", "recording", "counters", "stalls", "nvtx", "graphs", "measure", "torch", "jax", "nsys"),
+    *("inside", "scanner", "unpickler", "disk"),
 )
 
 

@@ -8,13 +8,23 @@ import click
 
 from thence.cli.inputs import Inputs, check_inputs
 from thence.cli.messages import put, say, wrote
-from thence.cli.output import check_output, console, force_option, format_option, output_option, print_json, print_table
+from thence.cli.output import (
+    Result,
+    check_output,
+    console,
+    force_option,
+    format_option,
+    output_option,
+    print_json,
+    print_table,
+)
 from thence.cli.verb import VerbCommand
 from thence.errors import MissingData, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from thence.analysis.stalls import Stalls
     from thence.inside.decoding import Decoded
     from thence.inside.summary import InsideSummary
     from thence.model.timeline import Timeline
@@ -26,6 +36,7 @@ Examples:
   thence inside gemm.npz --merge trace.json.gz -o all.pftrace   under the kernel's slice
   thence inside mosaic.npy --clock-ghz 1.755                JAX's buffer does not state its clock
   thence inside profiles/ --format json
+  thence inside sampled/                                    of thence record --stalls: time by line, and why
 
 A buffer is an .npz file (thence.inside.save), or an .npy file with its description in a .json beside
 it. Layouts: thence, mosaic, mosaic-2024 (jax before 0.8), flashinfer, flashinfer-old, mirage, proton.
@@ -62,9 +73,14 @@ def command(
     merge: tuple[str, ...] = merging["merge"]
     launch: int | None = merging["launch"]
     _check_options(output, merge, launch, force=force)
-    parts = _decoded(buffers, clock_ghz)
+    recordings = _recordings(buffers)
+    others = tuple(path for path in buffers if path not in recordings)
+    if recordings and (output is not None or clock_ghz is not None or (others and form == "csv")):
+        raise UsageError("a recording has no timeline inside of kernels: -o, --clock-ghz and csv are for buffers alone")
+    stalls = Inputs(recordings).open().stalls() if recordings else None
+    parts = _decoded(others, clock_ghz) if others else []
     timeline = None if output is None else _timeline(parts, merge, launch)
-    _print(parts, form)
+    _print(parts, stalls, form)
     if output is not None and timeline is not None:
         from thence.writers.timelines.write import write_timeline
 
@@ -91,6 +107,13 @@ def _check_options(output: str | None, merge: tuple[str, ...], launch: int | Non
     check_output(output, force=force)
 
 
+def _recordings(inputs: tuple[str, ...]) -> tuple[str, ...]:
+    """The inputs that are recordings."""
+    from thence.readers.recording.sniffing import sniff_archive
+
+    return tuple(path for path in inputs if "\0" not in path and sniff_archive(path))
+
+
 def _decoded(buffers: tuple[str, ...], clock_ghz: float | None) -> list[tuple[str, Decoded]]:
     from thence.inside.decoding import decode
     from thence.inside.files import found, load
@@ -112,7 +135,7 @@ def _timeline(parts: Sequence[tuple[str, Decoded]], merge: tuple[str, ...], laun
     return merged(Inputs(merge).open().timeline(), parts, launch)
 
 
-def _print(parts: Sequence[tuple[str, Decoded]], form: str) -> None:
+def _print(parts: Sequence[tuple[str, Decoded]], stalls: Stalls | None, form: str) -> None:
     from thence.inside.summary import summarize
 
     summaries: list[tuple[str, InsideSummary]] = []
@@ -122,19 +145,29 @@ def _print(parts: Sequence[tuple[str, Decoded]], form: str) -> None:
         except MissingData as error:
             raise MissingData(f"{name}: {error}") from error
     if form == "json":
-        print_json(_document(summaries))
+        print_json(_document(summaries, stalls))
+    elif form == "csv" and stalls is not None:
+        Result("csv").show(stalls)
     elif form == "csv":
         _csv(summaries)
     else:
         _tables(summaries)
+        if stalls is not None:
+            if summaries:
+                print_table(console(), "")
+            Result("table").show(stalls)
 
 
-def _document(summaries: Sequence[tuple[str, InsideSummary]]) -> dict[str, Any]:
+def _document(summaries: Sequence[tuple[str, InsideSummary]], stalls: Stalls | None) -> dict[str, Any]:
     return {
-        "inputs": [name for name, _ in summaries],
+        "inputs": [*(name for name, _ in summaries), *(stalls.caveats.inputs if stalls else ())],
         "kernels": [{"input": name, **summary.to_json()} for name, summary in summaries],
+        **(stalls.to_json() if stalls else {"stalls": [], "stall_samples": None}),
         "notes": [note for _, summary in summaries for note in summary.notes],
-        "warnings": [text for _, summary in summaries for text in summary.warnings],
+        "warnings": [
+            *(text for _, summary in summaries for text in summary.warnings),
+            *(stalls.all_notes() if stalls else ()),
+        ],
     }
 
 

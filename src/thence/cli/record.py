@@ -41,10 +41,10 @@ _NO_PROCESS = (
 
 
 def _window_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """``--always``, ``--counters`` and the options that need them, as one parameter: two of `RecordOptions`."""
+    """``--always``, ``--counters``, what needs them and ``--stalls``, as one parameter: three of `RecordOptions`."""
 
     @functools.wraps(command)
-    def called(*, always: bool, counters: bool, **given: Any) -> Any:
+    def called(*, always: bool, counters: bool, stalls: bool, **given: Any) -> Any:
         from thence.capture.recorder.options import Counters, Sampling
 
         sampling = _stated(given, _SAMPLING, "--always", on=always)
@@ -56,6 +56,7 @@ def _window_options(command: Callable[..., Any]) -> Callable[..., Any]:
         windows = {
             "sampling": Sampling(**sampling) if always else None,
             "counters": Counters(**sampled) if counters else None,
+            "stalls": stalls,
         }
         return command(windows=windows, **given)
 
@@ -115,6 +116,12 @@ def _counter_options() -> tuple[Callable[..., Any], ...]:
         ),
         click.option(
             "--counters-only", metavar="NAME,...", help="With --counters: which ones, as docs/recording.md names them."
+        ),
+        click.option(
+            "--stalls",
+            is_flag=True,
+            help="Sample where inside kernels warps wait, and for what, by line (thence inside shows it). Not with "
+            "--counters or --always.",
         ),
     )
 
@@ -194,6 +201,8 @@ def command(
         thence record --always --every 100 -o run2 -- python train.py
 
         thence record --counters -o run3 -- python train.py
+
+        thence record --stalls -o run4 -- python train.py
     """
     from thence.capture.launcher.content import content
     from thence.capture.launcher.launch import claimed_directory, run

@@ -165,15 +165,29 @@ def _recording(machine: _Machine) -> _Answer:
 
 
 def _counters(machine: _Machine) -> _Answer:
+    refused = _not_sampled(machine, "hardware counters", "why_no_counters")
+    works = "thence record --counters samples hardware counters, if no other tool samples the same GPU"
+    return refused or _yes(works)
+
+
+def _stalls(machine: _Machine) -> _Answer:
+    refused = _not_sampled(machine, "stalls", "why_no_stalls")
+    if refused is None and probe_kind() != COMPILED:
+        return _no("stalls cannot be sampled without the compiled probe", "see recording")
+    return refused or _yes("thence record --stalls samples where inside kernels warps wait")
+
+
+def _not_sampled(machine: _Machine, what: str, why_not: str) -> _Answer | None:
+    """Why the hardware cannot be sampled; None if it can, as far as is known."""
     missing = machine.missing("driver", "libcupti")
     if missing:
-        return _no(f"hardware counters cannot be sampled without {_WITH[missing]}", f"see {missing}")
-    why = machine.findings["libcupti"].get("why_no_counters")
+        return _no(f"{what} cannot be sampled without {_WITH[missing]}", f"see {missing}")
+    why = machine.findings["libcupti"].get(why_not)
     if why:
-        return _no(f"hardware counters cannot be sampled: {why}", _CUPTI_CURE)
+        return _no(f"{what} cannot be sampled: {why}", _CUPTI_CURE)
     if _admins_only() and not _may_profile():
-        return _no("hardware counters are for administrators only here", RIGHTS_CURE)
-    return _yes("thence record --counters samples hardware counters, if no other tool samples the same GPU")
+        return _no(f"{what} are for administrators only here", RIGHTS_CURE)
+    return None
 
 
 def _probe_text() -> str:
@@ -350,6 +364,7 @@ CHECKS: dict[str, Callable[[_Machine], _Answer]] = {
     "libcupti": _libcupti,
     "recording": _recording,
     "counters": _counters,
+    "stalls": _stalls,
     "nvtx": _nvtx,
     "graphs": _graphs,
     "measure": _measure,

@@ -5,7 +5,7 @@ crash loses only what comes after. `probe` runs it and collects the lines:
 
     driver    version (13000: CUDA 13.0), devices [{name, capability}]
     libcupti  path, version, functions that newer versions have, error (None if its version is known), and why it
-              cannot sample hardware counters (None if it can)
+              cannot sample hardware counters or stalls (None if it can)
     recording name of the kernel that was launched and recorded, and its duration
     graphs    id that CUPTI gives a node of a CUDA graph
 """
@@ -120,11 +120,12 @@ def _driver() -> Finding:
 
 
 def _libcupti() -> Finding:
-    from thence.capture.cuda.pm_sampling import why_not_sampled  # needs NumPy
+    from thence.capture.cuda import pc_sampling, pm_sampling  # need NumPy
 
     library = cupti.load()
     finding: Finding = {"path": library.path, "version": library.version(), "error": None}
-    finding["why_no_counters"] = why_not_sampled(library)
+    finding["why_no_counters"] = pm_sampling.why_not_sampled(library)
+    finding["why_no_stalls"] = pc_sampling.why_not_sampled(library)
     functions = ("cuptiGetGraphNodeId", "cuptiGetGraphExecId", "InitializeInjectionNvtx2")
     finding["functions"] = [name for name in functions if library.has(name)]
     try:

@@ -34,6 +34,7 @@ _ROW_REFERENCES = {
     "memory_totals": {},
     "memory_failures": {"after": "memory_totals"},
     "counters": {},
+    "stalls": {},
     "graph_places": {"gpu": "gpu"},
 }
 """Columns that hold row numbers, by table, and the table that they point into."""

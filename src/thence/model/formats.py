@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING
 from thence.model.collectives import NUMBERS, TEXTS
 from thence.model.counter_names import BY_NAME, COUNTERS_TABLE
 from thence.model.phases import HOST_STATES
+from thence.model.stall_reasons import STALLS_TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,12 +93,13 @@ TABLES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "steps": _integers("number", "start", "duration", "recorded", "counted"),
         "collectives": _integers("serial", *TEXTS, *NUMBERS),
         COUNTERS_TABLE: _integers("device", "start", "end") | dict.fromkeys(BY_NAME, "Float64"),
+        STALLS_TABLE: _integers("device", "kernel", "file", "line", "reason", "samples"),
     }
 )
-"""Columns of each table of a recording, and names of the Polars types that they are read as; narrower
-integers may be written. Times are Unix time in ns. name, source, function, domain, lane, metadata, detail, and the text
-columns of collectives hold numbers from the table names, 0 for none. serial identifies a mark. queued is the time when
-the host queued a kernel, 0 if CUPTI does not report it. counter is the value of the counter by which CUPTI numbers
+"""Columns of each table of a recording, and names of the Polars types that they are read as; narrower integers may be
+written. Times are Unix time in ns. name, source, function, domain, lane, metadata, detail, kernel, file, reason and the
+text columns of collectives hold numbers from the table names, 0 for none. serial identifies a mark. queued is the time
+when the host queued a kernel, 0 if CUPTI does not report it. counter is the value of the counter by which CUPTI numbers
 launches (`thence.capture.boundaries.log`); in marks it is that of the boundary at the same time, 0 without one. places
 are described in `thence.capture.boundaries.places`. A row of samples is ``count`` consecutive samples of a thread
 between two of its calls, from ``time`` to ``until``, all with the same line of the user's code and innermost frame
@@ -105,7 +107,9 @@ between two of its calls, from ``time`` to ``until``, all with the same line of 
 version that were made before there were samples have no such table. steps are those that the recorder saw while it ran
 (`thence.capture.session.step_times`): ``recorded`` is 1 or 0, ``counted`` is 1 for steps that show what recording
 costs; older recordings have no such table. counters holds samples of hardware counters (`thence.model.counter_names`);
-a counter that was not sampled has no column, or is not a number where a row does not hold it."""
+a counter that was not sampled has no column, or is not a number where a row does not hold it. stalls holds samples of
+program counters since the part before: of a kernel, a line of its source (file 0: unknown), and a reason
+(`thence.model.stall_reasons`)."""
 SAMPLE_STATES = (None, *HOST_STATES)
 """What a thread did in a sample, by the number in the table samples; None: unknown."""
 LACKING: Mapping[str, frozenset[str]] = MappingProxyType(

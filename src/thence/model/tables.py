@@ -566,6 +566,22 @@ COUNTERS = Table(
     required=("rank", "device", "start", "end"),
 )
 
+STALLS = Table(
+    "stalls",
+    "samples of the program counters of kernels, added up over the whole recording (`thence record --stalls`), largest "
+    "number first; samples of code that CUPTI does not name are in no row",
+    (
+        Column("rank", pl.Int32(), "rank of the process in its job"),
+        Column("device", pl.Int32(), "device index within the process"),
+        Column("kernel", pl.Categorical(), "name of the kernel or of a function that it calls, as in gpu"),
+        Column("file", pl.Categorical(), "source file of the instruction; null: its module has no lines"),
+        Column("line", pl.Int32(), "line in that file"),
+        Column("reason", pl.Categorical(), "code: why the warp issued nothing, or that it did (selected)"),
+        Column("samples", pl.Int64(), "number of samples, of one warp of one multiprocessor each"),
+    ),
+    required=("rank", "device", "kernel", "reason", "samples"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -663,6 +679,7 @@ class Tables:
     memory_totals: pl.DataFrame = field(default_factory=MEMORY_TOTALS.empty)
     memory_failures: pl.DataFrame = field(default_factory=MEMORY_FAILURES.empty)
     counters: pl.DataFrame = field(default_factory=COUNTERS.empty)
+    stalls: pl.DataFrame = field(default_factory=STALLS.empty)
     hlo: tuple[HloModule, ...] = ()
     graph_places: pl.DataFrame = field(default_factory=GRAPH_PLACES.empty)
     graph_labels: tuple[GraphLabels, ...] = ()

@@ -271,7 +271,7 @@ def _drop_other_ranks_and_devices(trace: Attributed, selection: Selection) -> At
 
 
 def _with_memory_and_counters_of(trace: Attributed, ranks: Sequence[int], devices: Sequence[int]) -> Attributed:
-    """Drops memory and counters of other ranks and devices; those of the host stay."""
+    """Drops memory, counters and stalls of other ranks and devices; those of the host stay."""
 
     def kept(frame: pl.DataFrame) -> pl.Series:
         of_rank = frame["rank"].is_in(ranks)
@@ -288,6 +288,7 @@ def _with_memory_and_counters_of(trace: Attributed, ranks: Sequence[int], device
         memory_totals=of_table(trace.memory_totals),
         memory_failures=of_table(trace.memory_failures, "after"),
         counters=of_table(trace.counters),
+        stalls=of_table(trace.stalls),
     )
 
 

@@ -7,7 +7,7 @@
 #include "_stack.h"
 #include <time.h>
 
-enum { ENTER = 0, RUNTIME_API = 2 };
+enum { ENTER = 0, RUNTIME_API = 2, RESOURCE = 3 };
 enum { NOTHING, STACKS, CALLS };
 
 /* The first fields of CUpti_CallbackData of cupti_callbacks.h: site at offset 0, correlationId at offset 64. */
@@ -54,7 +54,8 @@ static void keep(Call call) {
 
 static void on_call(void *user, int domain, uint32_t function, const CallbackData *data) {
     (void)user;
-    if (reading) {
+    if (domain == RESOURCE) thence_on_resource(function, data);
+    else if (reading) {
         if (data->site == ENTER) number = data->correlation;
         else if (at_exit) {
             int (*last)(void) = at_exit;

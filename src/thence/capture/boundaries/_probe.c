@@ -32,6 +32,7 @@ static void forked(void) { /* another thread of the parent may have held the loc
     thence_forget_calls();
     thence_forget_stacks();
     thence_forget_samples();
+    thence_forget_stalls();
 }
 
 static Row *new_row(Log *log) {
@@ -163,7 +164,7 @@ static int fill(PyObject *module) {
     failed = failed || thence_add_calls(module) || thence_add_frames(module) || thence_add_chains(module);
     failed = failed || thence_add_stack(module) || thence_add_events(module) || thence_add_nodes(module);
     failed = failed || thence_add_moments(module) || thence_add_samples(module) || thence_add_signals(module);
-    failed = failed || thence_add_counters(module);
+    failed = failed || thence_add_counters(module) || thence_add_stalls(module);
     return failed || pthread_atfork(NULL, NULL, forked) ? -1 : 0;
 }
 

@@ -153,6 +153,11 @@ SHARED int thence_add_samples(PyObject *module);
 SHARED int thence_add_signals(PyObject *module);
 SHARED int thence_add_counters(PyObject *module);
 
+/* Of _stalls.c */
+SHARED void thence_on_resource(uint32_t what, const void *data);
+SHARED void thence_forget_stalls(void);
+SHARED int thence_add_stalls(PyObject *module);
+
 /* Of _events.c */
 SHARED int thence_add_events(PyObject *module);
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import threading
 from ctypes import byref, c_int, c_uint, c_void_p
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from thence.capture.cuda.cuda_events import load_driver, served_cuda
 from thence.errors import MissingRequirement
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _MULTIPROCESSORS = 16
 _MAJOR, _MINOR = 75, 76
@@ -35,14 +38,22 @@ def synchronize(patience_seconds: float) -> bool:
 
 
 def _wait(driver: Any) -> None:
-    for device in active_devices(driver):
-        context = c_void_p()
-        if driver.cuDevicePrimaryCtxRetain(byref(context), c_int(device)):
-            continue
-        if not driver.cuCtxPushCurrent_v2(context):
+    for context in primary_contexts(driver):
+        if not driver.cuCtxPushCurrent_v2(c_void_p(context)):
             driver.cuCtxSynchronize()
             driver.cuCtxPopCurrent_v2(byref(c_void_p()))
-        driver.cuDevicePrimaryCtxRelease_v2(c_int(device))
+
+
+def primary_contexts(driver: Any) -> Iterator[int]:
+    """The primary contexts that exist; each is retained until the next one is asked for."""
+    for device in active_devices(driver):
+        context = c_void_p()
+        if driver.cuDevicePrimaryCtxRetain(byref(context), c_int(device)) or not context.value:
+            continue
+        try:
+            yield context.value
+        finally:
+            driver.cuDevicePrimaryCtxRelease_v2(c_int(device))
 
 
 def driver_version() -> str | None:

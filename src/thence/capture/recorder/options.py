@@ -171,6 +171,8 @@ class RecordOptions:
         memory: every allocation of PyTorch's memory allocator, without stacks (`thence.capture.torch.memory_history`),
             and those of CUDA itself, as libraries make them.
         counters: hardware counters of the devices, sampled in windows; None: none.
+        stalls: where in kernels warps wait, and for what: samples of program counters, all the time. CUPTI then stays
+            attached, so that no steps are left out, and neither counters nor windows of steps can be recorded.
         flush_seconds: time between writes to disk, which is what a killed program may lose; in long runs, a
             500th of the time so far if that is more.
         buffer_megabytes: memory for records that are not yet on disk; records beyond it are dropped
@@ -189,8 +191,20 @@ class RecordOptions:
     overhead: bool = False
     memory: bool = False
     counters: Counters | None = None
+    stalls: bool = False
     flush_seconds: float = 2.0
     buffer_megabytes: int = 160
+
+    def __post_init__(self) -> None:
+        """Checks that what is asked for can be recorded together.
+
+        Raises:
+            UsageError: it cannot.
+        """
+        if self.stalls and self.counters is not None:
+            raise UsageError("stalls and counters cannot be sampled together: record the program once for each")
+        if self.stalls and self.sampling is not None:
+            raise UsageError("stalls are sampled all the time, so windows of steps (--always) cannot have them")
 
     def wants_call(self, function: str) -> bool:
         """Whether calls of an API function, named as in CUDA's headers, are recorded; `launches` None means no."""

@@ -38,9 +38,11 @@ from thence.capture.recorder.names import Names
 from thence.capture.recorder.parts import Parts
 from thence.capture.recorder.process_facts import folder_name, process_facts, rank_of_environment, rank_of_framework
 from thence.capture.recorder.ring import Ring
+from thence.capture.recorder.stalls import Stalls
 from thence.errors import MissingRequirement, ThenceError, UsageError
 from thence.model.counter_names import COUNTERS_TABLE
 from thence.model.formats import RECORDING, RECORDING_VERSION
+from thence.model.stall_reasons import STALLS_TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -128,6 +130,7 @@ class Recorder:
         self._no_samples: str | None = "the option samples is off"
         self._counting = Counting()
         self._counters = CounterWindows(options.counters, partial(self.parts.add, COUNTERS_TABLE), self.warn)
+        self._stalls = Stalls(partial(self.parts.add, STALLS_TABLE), self.warn, wanted=options.stalls)
         self._options = options
         self._source = source
         self._facts = facts
@@ -324,6 +327,7 @@ class Recorder:
             self._try(lambda: self._cupti.unsubscribe(self._subscription))
             raise _explained(error) from error
         self._paused = False
+        self._stalls.begin(self._cupti, self._counting.compiled, self._subscription)
 
     def _prepare_cupti(self) -> None:
         self._try(self._cupti.buffers_are_zeroed)
@@ -504,6 +508,7 @@ class Recorder:
                 self._write_round(now)
             self.cpu_ns = time.thread_time_ns()
         self._read_all()
+        self._stalls.take(self._names, last=True)
         self._save()
         self._describe(finished=True)
 
@@ -513,6 +518,7 @@ class Recorder:
                 return
             # Without a flush, records of threads that launch little would stay in half-full buffers.
             self._flush_and_read(unfinished=False)
+            self._stalls.take(self._names)
             rows = self._take_rows()
         age = now - self._began
         self._flush_seconds = min(2 * self._flush_seconds, self._options.flush_seconds)
@@ -559,6 +565,7 @@ class Recorder:
     def _complete(self) -> None:
         self._counters.finish()
         self._flush_and_read(unfinished=True)
+        self._stalls.take(self._names)
         self._save()
         self._stopped_ns = time.time_ns()
         self._describe(finished=self._flushes)
@@ -684,6 +691,7 @@ class Recorder:
             "detachments": self._detachments,
             "plain_steps": self.plain_steps,
             "counters": self._counters.facts(),
+            "stalls": self._stalls.facts(),
             "sampling": self.sampling,
             "ring": None if self.parts.ring is None else self.parts.ring.facts(),
             "began_ns": self._began_ns,

@@ -79,8 +79,10 @@ def record(
         schedule: which steps to record; None records all the time.
 
     Raises:
-        UsageError: the directory cannot be written to.
+        UsageError: the directory cannot be written to, or stalls are to be sampled by a schedule.
     """
+    if options.stalls and schedule is not None:
+        raise UsageError("stalls are sampled all the time, so a schedule of steps cannot have them")
     path = Path(directory)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -209,7 +211,8 @@ class Recording:
             return ScheduledSteps(self._schedule)
         if self._options.sampling is not None:
             return SampledSteps(self._options.sampling, _is_alone, self._ranks.ask, self._own_ns)
-        return AllButWindows() if self._options.baseline else ScheduledSteps(None)
+        # While stalls are sampled, CUPTI enables no records, as it would have to after a window.
+        return AllButWindows() if self._options.baseline and not self._options.stalls else ScheduledSteps(None)
 
     def step(self) -> None:
         """Notes that one step of the program has ended and the next one begins."""

@@ -113,6 +113,22 @@ class _Counters(msgspec.Struct):
     trouble: str | None = None
 
 
+class _Stalls(msgspec.Struct):
+    """Sums over the contexts of the process; `thence.capture.recorder.stalls` describes them."""
+
+    period_cycles: Count = 0
+    samples: Count = 0
+    unplaced: Count = 0
+    dropped: Count = 0
+    overflows: Count = 0
+    missed: Count = 0
+    ended: Count = 0
+    unseen: Count = 0
+    unlooked: Count = 0
+    left_out: Count = 0
+    trouble: str | None = None
+
+
 class _ProcessMemory(msgspec.Struct):
     device: Rank
     times_ns: list[Count] = []
@@ -145,6 +161,7 @@ class Description(msgspec.Struct):
         clocks: samples of the clock of each device's multiprocessors: Unix times in ns, and MHz.
         counters: how hardware counters were sampled, which of them could not be, and why there are none; None where
             nobody asked for them.
+        stalls: how many samples of program counters there are, and are missing; None where nobody asked for them.
         process_memory: samples of what the process held of each device's memory: Unix times in ns, and bytes.
     """
 
@@ -178,6 +195,7 @@ class Description(msgspec.Struct):
     ring: _Ring | None = None
     clocks: list[_Clocks] = []
     counters: _Counters | None = None
+    stalls: _Stalls | None = None
     process_memory: list[_ProcessMemory] = []
 
 

@@ -17,7 +17,8 @@ from thence.model.formats import ACTIVITIES, LABELS_FILE, MEASURED_PEAKS_FILE
 from thence.model.json_fields import NotAsWritten, decoded
 from thence.model.losses import says_lost
 from thence.model.names import UNNAMED
-from thence.model.tables import COUNTERS, GPU, KINDS, STEP_TIMES, THREADS, Device, Meta, Tables
+from thence.model.stall_reasons import STALLS_TABLE
+from thence.model.tables import COUNTERS, GPU, KINDS, STALLS, STEP_TIMES, THREADS, Device, Meta, Tables
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.label_files import read_labels
 from thence.readers.recording.folder import Folder
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 _DIRECTIONS = (*("Unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP"),)
 _MEMORIES = (*("Unknown", "Pageable", "Pinned", "Device", "Array", "Managed"), *("Device Static", "Managed Static"))
 _UNENDED = "without an end, because the recording ended first"
+_MAX_LINE = (1 << 31) - 1
+_MAX_SAMPLES = 1 << 40
+"""Of one row; sums of all rows that a part may hold fit int64."""
 _MAX_REQUESTS = 10
 """Windows that were asked for, and are named."""
 _UNTIMED = (
@@ -178,6 +182,7 @@ def _tables(folder: Folder) -> Tables:
         graph_labels=_labels(folder),
         step_times=_step_times(folder, zero, rank),
         counters=_counters(folder, zero, rank),
+        stalls=_stalls(folder, names, rank),
     )
     meta = Meta(
         inputs=(str(folder.path),),
@@ -212,6 +217,25 @@ def _counters(folder: Folder, zero_ns: int, rank: int) -> pl.DataFrame:
     samples = folder.table(COUNTERS_TABLE).drop_nulls(["device", "start", "end"]).sort("device", "start")
     times = samples.with_columns(pl.col("start", "end") - zero_ns, pl.selectors.float().fill_nan(None))
     return COUNTERS.frame(times.with_columns(rank=pl.lit(rank)).to_dict())
+
+
+def _stalls(folder: Folder, names: pl.DataFrame, rank: int) -> pl.DataFrame:
+    rows = folder.table(STALLS_TABLE).filter(pl.col("samples") > 0).drop_nulls("device")
+    for column in ("kernel", "file", "reason"):
+        texts = names.select(pl.col("number").alias(column), pl.col("text").alias(f"{column}_text"))
+        rows = rows.join(texts, on=column, how="left", maintain_order="left")
+    place = ("device", "kernel", "file", "line", "reason")
+    named = rows.select(
+        "device",
+        pl.col("kernel_text").fill_null(pl.lit(UNNAMED).cast(pl.Categorical())).alias("kernel"),
+        pl.col("file_text").alias("file"),
+        pl.when(pl.col("file_text").is_not_null()).then(pl.col("line").clip(0, _MAX_LINE)).alias("line"),
+        pl.col("reason_text").alias("reason"),
+        pl.col("samples").clip(0, _MAX_SAMPLES),
+    )
+    sums = named.drop_nulls("reason").group_by(place, maintain_order=True).agg(pl.col("samples").sum())
+    ordered = sums.sort("device", "samples", descending=[False, True], maintain_order=True)
+    return STALLS.frame(ordered.with_columns(rank=pl.lit(rank)).to_dict())
 
 
 def _about_counters(about: Description) -> dict[str, Any]:
@@ -273,6 +297,7 @@ def _facts(folder: Folder) -> dict[str, Any]:
         "plain_steps": about.plain_steps,
         "measured_peaks": _measured_peaks(folder),
         **_about_counters(about),
+        **({} if about.stalls is None else {"stalls": msgspec.structs.asdict(about.stalls)}),
     }
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _TABLES = (
     *("gpu", "host", "places", "collectives", "threads", "programs"),
-    *("events", "waits", "steps", "step_times", "counters"),
+    *("events", "waits", "steps", "step_times", "counters", "stalls"),
     *("memory", "memory_totals", "memory_failures"),
 )
 _INSIDE = "inside.parquet"
