@@ -26,6 +26,7 @@ from thence.units import (
     signed_share,
 )
 from thence.writers.text.frame_table import frame_table, not_shown
+from thence.writers.text.merged_sentences import merged
 from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def title(summary: Summary, whole: Totals | None = None) -> RenderableType:
     where = f"{several(totals.ranks, 'rank')}, {several(totals.devices, 'GPU')}{_models(summary.meta.devices)}"
     return Group(
         Text.assemble((printable(text), "bold"), (f"   {formats}", "dim"), overflow="fold"),
-        *(Text(printable(text), "yellow") for text in summary.meta.left_out),
+        *(Text(printable(text), "yellow") for text in merged(summary.meta.left_out)),
         *([Text(printable(f"selected: {summary.selection}"), "yellow")] if summary.selection and whole is None else []),
         Text(f"{where}, {several(totals.streams, 'stream')}"),
     )
