@@ -484,6 +484,7 @@ BY_VERB: dict[str, dict[str, str]] = {
         "rows[].gbps": "10^9 bytes/s in the time with known bytes; null without",
         "rows[].bound": "what limits most of the modelled time: compute, memory, link, cache, latency; or unknown",
         "rows[].roofline_ns": "ns that the modelled activities would take at the roofline",
+        "rows[].flop_share": "share of total_ns with known FLOP, over which tflops is; null if there is none",
         "rows[].headroom_ns": "ns: modelled_ns less roofline_ns",
         "rows[].peak_share": "roofline_ns / modelled_ns; null if nothing is modelled",
         "rows[].attainable_share": "the same at the peaks of attainable; null where these are not known",

@@ -47,9 +47,9 @@ _MAX_CHUNKS = 16
 def concat(parts: Sequence[Tables]) -> Tables:
     """Concatenates the tables of several inputs; adjusts row references, ranks and clocks.
 
-    Ranks that two inputs hold get other numbers (`thence.model.rank_numbers`), with a warning. All times are converted to
-    the clock of the first input with activities or host ranges. Times of an input that does not state its epoch stay as
-    they are, with a loss.
+    Ranks that two inputs hold get other numbers (`thence.model.rank_numbers`), with a warning. All times are converted
+    to the clock of the first input with activities or host ranges. Times of an input that does not state its epoch
+    stay as they are, with a loss.
     """
     if len(parts) == 1:
         return parts[0]

@@ -275,7 +275,8 @@ def test_gates_judge_kernels_that_no_run_before_has(base: list[Sample], tmp_path
 
 
 @pytest.mark.parametrize(
-    "text", ["total", "total>5", "total<5%", "label>5%", "speed>5%", "total>-1%", ">5%", "busy:x>1%", "new>0", "new:thing>0"]
+    "text",
+    ["total", "total>5", "total<5%", "label>5%", "speed>5%", "total>-1%", ">5%", "busy:x>1%", "new>0", "new:thing>0"],
 )
 def test_bounds_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--fail-on"):

@@ -346,17 +346,11 @@ def headline(
         if trace.selection.of_ranks_and_devices_only:
             run = tuple(_run(trace, found))
         shares = _Shares.of_steps(figures)
-    causes = None
-    reason = idle.reason
-    pieces: _Pieces | None = None
-    if figures is not None and idle.result is None and trace.around.host.height > MAX_HOST_RANGES:
-        pieces = sampled_idle(trace, SAMPLED_HOST_RANGES)
-        reason = "" if pieces is not None else reason
-    elif idle.result is not None:
-        pieces = idle.result.unnamed, windows_of_selection(trace.around) if figures is None else windows
-    if pieces is not None:
-        whole = figures is None and idle.result is not None
-        causes = _of_window(trace, idle.result, shares) if whole else _of_windows(*pieces)
+    pieces = _pieces(trace, idle.result, None if figures is None else windows)
+    reason = "" if pieces is not None else idle.reason
+    causes = None if pieces is None else _of_windows(*pieces)
+    if figures is None and idle.result is not None:
+        causes = _of_window(trace, idle.result, shares)
     pace = None
     if late.result is not None:
         pace = _pace(late.result, windows, partial(_of_device, pieces), reason, of_steps=figures is not None)
@@ -367,6 +361,21 @@ def headline(
     if figures is None or figures.plain is not None or of_some_steps(trace):
         return made
     return replace(made, no_plain=why_no_plain_step(trace))
+
+
+def _pieces(trace: Attributed, idle: IdleTime | None, steps: pl.DataFrame | None) -> _Pieces | None:
+    """The pieces of idle time whose causes are known, in the typical steps or in the whole; None if they are not known.
+
+    Args:
+        trace: attributed.
+        idle: idle time of the steps, or of the whole trace without steps; None if it was not computed.
+        steps: the windows of the typical steps; None if the trace has none.
+    """
+    if idle is not None:
+        return idle.unnamed, windows_of_selection(trace.around) if steps is None else steps
+    if steps is None or trace.around.host.height <= MAX_HOST_RANGES:
+        return None
+    return sampled_idle(trace, SAMPLED_HOST_RANGES)
 
 
 def _in_plain_step(causes: _Causes, recorded: float, plain: float) -> _Causes:
@@ -567,9 +576,11 @@ def _pace(
     if own.is_empty():
         return None
     length = pl.col("duration").clip(1)
-    shares = own.select((pl.col("busy_ns") / length).median(), (pl.col("exposed_ns") / length).median()).row(0)
+    medians = own.select((pl.col("busy_ns") / length).median(), (pl.col("exposed_ns") / length).median())
+    busy, exposed_share = medians.row(0)
     found = causes(rank, device)
-    measured = Measured(of_steps, *shares, found and {cause: share for cause, (share, _) in found.items()}, no_causes)
+    of_cause = None if found is None else {cause: share for cause, (share, _) in found.items()}
+    measured = Measured(of_steps, busy, exposed_share, of_cause, no_causes)
     return Pace(rank, device, float(job.ranks["exposed_wait_ns"].sum()) / exposed, measured)
 
 

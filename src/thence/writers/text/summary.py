@@ -45,7 +45,7 @@ _NAME_WIDTH = 96
 _BAR_WIDTH = 8
 _USE = {"headroom_ns": "headroom", "tflops": "TFLOP/s", "gbps": "GB/s"}
 """Headings of the columns about use of the GPU, by their names; thence roofline shows more."""
-_OF_MOST = ("headroom_ns", "gbps")
+_OF_MOST = ("headroom_ns", "tflops", "gbps")
 """Those that are shown of rows of which most of the time has a roofline: else they would mislead."""
 _LAST = ("", *reversed(_USE.values()), "mean", "backward", "count", "exposed")
 """Columns that a narrow terminal leaves out, in this order: first the bars, which repeat the shares."""
