@@ -372,15 +372,20 @@ def explanation(composed: Composed) -> Explanation:
     )  # fmt: skip
 
 
-def _rank(composed: Composed, found: Finding) -> tuple[int, float]:
-    """Where a finding stands: by severity, then by the share of a step that it gains, or takes; lower is before."""
+def _rank(composed: Composed, found: Finding) -> tuple[int, bool, float]:
+    """Where a finding stands; lower is before.
+
+    By severity; what was measured before what a change would gain, which may be a change that cannot be made; then by
+    the share of a step that it gains, or else takes.
+    """
     severity = _SEVERITIES.index(found.severity)
     if found.severity == "info":
-        return severity, 0.0
+        return severity, False, 0.0
     gains = composed.gains.result
+    share = found.share or 0.0
     if found.gain is not None and gains is not None:
-        return severity, -found.gain.ns / max(gains.step_ns, 1)
-    return severity, -(found.share or 0.0)
+        share = found.gain.ns / max(gains.step_ns, 1)
+    return severity, found.kind == "gain", -share
 
 
 def without_device_work(soundness: Soundness, reason: str) -> Explanation:
