@@ -23,6 +23,6 @@ def test_a_place_has_one_short_path_in_tables_charts_and_sentences() -> None:
     for part in (short.roofline, short.memory, short.idle):
         assert part.result is not None
         assert not set(part.result.rows["name"].drop_nulls().cast(pl.String)) & set(changed)
-    said = report_html(page).partition('<section id="findings"')[2].partition("<script")[0]
-    assert next(iter(changed.values())) in said
-    assert not [name for name in changed if name in said]
+    said = report_html(page).partition('<section id="findings"')[2].partition("<template")[0]
+    assert "gpu_memory.py:528 jax" in said
+    assert "/home/user/" not in said  # what follows has the full paths, for hovering
