@@ -484,6 +484,7 @@ BY_VERB: dict[str, dict[str, str]] = {
         "rows[].gbps": "10^9 bytes/s in the time with known bytes; null without",
         "rows[].bound": "what limits most of the modelled time: compute, memory, link, cache, latency; or unknown",
         "rows[].roofline_ns": "ns that the modelled activities would take at the roofline",
+        "rows[].flop_share": "share of total_ns with known FLOP, over which tflops is; null if there is none",
         "rows[].headroom_ns": "ns: modelled_ns less roofline_ns",
         "rows[].peak_share": "roofline_ns / modelled_ns; null if nothing is modelled",
         "rows[].attainable_share": "the same at the peaks of attainable; null where these are not known",
@@ -798,6 +799,7 @@ BY_VERB: dict[str, dict[str, str]] = {
         "gates[].after_ns": "ns per step: of the newest run, or of the newest level",
         "gates[].over_low_ns": "ns: lower end of the interval of the change less the bound",
         "gates[].over_high_ns": "ns: upper end",
+        "gates[].new[]": "of a bound new:KIND, the names that no run before has, that with most time first",
     },
     "diff": {
         "comparable": "whether the sides can be compared",
@@ -907,6 +909,7 @@ BY_VERB: dict[str, dict[str, str]] = {
         "gates[].verdict": "whether the change is larger for sure, may be, or is not",
         "gates[].over_low_ns": "ns: lower end of the interval of the change less the bound",
         "gates[].over_high_ns": "ns: upper end",
+        "gates[].new[]": "of a bound new:KIND, the names that no run before has, that with most time first",
     },
     "label": {
         "output": "file that was written; null: none",

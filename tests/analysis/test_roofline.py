@@ -297,3 +297,16 @@ def test_counters_of_flop_return_to_zero(trace: thence.Trace) -> None:
     rate = trace.timeline().counters.filter(pl.col("counter") == "FLOP rate")
     assert rate["value"].max() > 100
     assert rate["value"][-1] == 0
+
+
+def test_flop_per_second_say_of_what_share_of_a_rows_time_they_are(tmp_path: Path) -> None:
+    """One row of a product of 250 us with FLOP and an addition of 750 us with bytes alone: a quarter."""
+    made = Work()
+    made.call("aten::mm", [[4096, 4096], [4096, 4096]], ("gemm_bf16", 250.0))
+    made.call("aten::add", [[1 << 27], [1 << 27]], ("add", 750.0))
+    found = made.opened(tmp_path).roofline("rank")
+    (share,) = found.rows["flop_share"].to_list()
+    assert share == pytest.approx(0.25)
+    assert found.rows["modelled_share"].item() == pytest.approx(1.0)
+    (dot,) = found.to_frame().select(pl.col("flop_share") * pl.col("total_ns")).to_series().to_list()
+    assert dot == pytest.approx(250_000)

@@ -130,8 +130,8 @@ def test_filters_take_time_out_and_put_it_back(tmp_path: Path) -> None:
     assert "time 1.329 ms" in found["backward"]
     assert "time 42.20 ms" in found["reset"]
     assert "time 39.94 ms" in found["status"]  # idle and copies
-    assert found["inside"] == ["GPU time", "GPT_0"]
-    assert found["outside"] == ["GPU time"]  # nothing is left to look at inside
+    assert found["inside"] == ["GPU and idle time", "GPT_0"]
+    assert found["outside"] == ["GPU and idle time"]  # nothing is left to look at inside
 
 
 def test_dark_and_light_follow_the_system_and_the_button(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from thence.cli import progress
+from thence.cli import ingest, progress
 from thence.cli.messages import wrote
 
 if TYPE_CHECKING:
@@ -76,3 +76,11 @@ def test_a_folder_is_as_large_as_its_files(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "b" / "c").write_bytes(b"x" * 500)
     wrote(f"{tmp_path}/", "tables")
     assert capsys.readouterr().err == f"wrote {tmp_path}/: tables, 2.000 kB\n"
+
+
+def test_an_ingest_in_a_pipe_says_now_and_then_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    moments = iter([0.0, 4.0, 12.0, 12.0, 15.0, 30.0, 30.0])
+    show = ingest._lines(lambda: next(moments))
+    for done in (1, 2, 3, 300):
+        show(done, 300)
+    assert capsys.readouterr().err == "2 of 300 inputs read\n"

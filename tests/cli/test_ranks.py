@@ -50,6 +50,19 @@ def test_the_share_is_of_the_steps_since_the_rank_is_late(tmp_path: Path, capsys
     assert float(said[1]) == pytest.approx(100 * job.sleep / steps[0]["dur"], abs=1)
 
 
+def test_what_was_not_read_stands_above_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three copies of one rank in a folder: one is read, and said before anything else, also of a store of them."""
+    for number in range(3):
+        (tmp_path / "job").mkdir(exist_ok=True)
+        (tmp_path / "job" / f"rank0_{number}.json.gz").write_bytes(FSDP[0].read_bytes())
+    printed = output(capsys, "ranks", tmp_path / "job")[0]
+    assert "only the newest, 1 of 3 files, is read; left out: rank0_0.json.gz" in " ".join(printed.split())[:400]
+    output(capsys, "ingest", tmp_path / "job", "-o", tmp_path / "job.store", "--workers", "1")
+    for verb in ("ranks", "report"):
+        printed = " ".join(output(capsys, verb, tmp_path / "job.store")[0].split())
+        assert 0 <= printed.find("which the newer input") < printed.find("late rank")
+
+
 def test_json_holds_what_is_checked_from_outside(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads(output(capsys, "ranks", job, "--format", "json")[0])
     assert document["stragglers"] == [{"rank": 1, "device": 0}]

@@ -65,7 +65,7 @@ VALUES = {
     "--scale": ("kernel:.=0.5", "kernel:.=-1", "stream:7=2"),
     "--no-wait": ("all", "nccl"),
     "--on-time": ("rank:0", "rank:7"),
-    "--fail-on": ("total>5%", "kernel:.>1us"),
+    "--fail-on": ("total>5%", "kernel:.>1us", "new:kernel>0"),
     "--at": ("peak", "oom", "1ms", "soon"),
     "--time-limit": ("5",),
     "--memory-limit": ("0.5",),

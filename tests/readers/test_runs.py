@@ -128,7 +128,7 @@ def test_two_files_of_one_rank_are_refused_by_name_unless_added(tmp_path: Path) 
     second = trace(tmp_path / "b.json", MORNING, 3, 6)
     with pytest.raises(thence.UsageError, match=r"a\.json and .*b\.json both hold rank 3"):
         thence.open(first, second)
-    assert durations(thence.open(first, second, add=True)) == {0: 6, 3: 4}
+    assert durations(thence.open(first, second, add=True)) == {3: 4, 4: 6}
     refused = run_thence("report", first, second)
     assert refused.returncode == 2
     assert "both hold rank 3: they are not one job" in refused.stderr.decode()

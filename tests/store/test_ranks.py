@@ -25,7 +25,7 @@ def test_ranks_that_are_stated_stay() -> None:
 
 def test_what_does_not_say_its_rank_gets_the_next_number() -> None:
     parts = [found(name, 0, stated=False) for name in "cab"]
-    assert shown(*parts) == {"a": (0,), "b": (1,), "c": (2,)}
+    assert shown(*parts) == {"c": (0,), "a": (1,), "b": (2,)}  # as files: in the order of the inputs
     result = numbered(parts)
     assert [entry.renumbered for entry in result.entries] == [{}, {0: 1}, {0: 2}]
     assert sum("does not state a rank that is free" in text for text in result.warnings) == 2
@@ -43,7 +43,7 @@ def test_of_one_rank_the_newest_counts_in_any_order() -> None:
         result = numbered(parts)
         assert [entry.source for entry in result.entries] == ["new"]
         assert [(one.source, one.why) for one in result.left] == [("old", "duplicate")]
-    assert shown(old, new, add=True) == {"new": (1,), "old": (2,)}
+    assert shown(old, new, add=True) == {"old": (1,), "new": (2,)}
 
 
 def test_gaps_are_told() -> None:
@@ -55,4 +55,4 @@ def test_the_last_rank_that_there_can_be_takes_no_time() -> None:
     last = (1 << 31) - 1
     (warning,) = numbered([found("a", last)]).warnings
     assert warning.startswith("of the ranks 0 to 2,147,483,647, 2,147,483,647 are missing: 0, 1, 2, ")
-    assert shown(found("a", last), found("b", last), add=True) == {"a": (0,), "b": (last,)}
+    assert shown(found("a", last), found("b", last), add=True) == {"a": (last,), "b": (0,)}

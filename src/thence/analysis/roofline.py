@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 _HEADINGS = {
     "total_ns": "total", "headroom_ns": "headroom", "share": "of headroom", "bound": "bound by", "tflops": "TFLOP/s",
-    "gbps": "GB/s", "intensity": "FLOP/byte", "peak_share": "of roofline", "attainable_share": "of attainable",
+    "flop_share": "with FLOP", "gbps": "GB/s", "intensity": "FLOP/byte", "peak_share": "of roofline",
+    "attainable_share": "of attainable",
     "modelled_share": "modelled", "count": "count",
 }  # fmt: skip
 _CLOCK_SHARE = 0.01
@@ -73,13 +74,13 @@ class Roofline(Answer):
             the work that they launched, mfu and hfu (null if no FLOP are known), and known_share, the share of the
             time of that work whose FLOP or bytes are known. Empty without steps, or if only a part of the work is
             selected.
-        rows: by, name (the place, or why there is none, as `report` names it), rank and device (null where the row
-            sums several), count, total_ns, modelled_ns, flop, bytes,
-            tflops (10^12 FLOP/s in the time with FLOP), gbps (10^9 bytes/s in the time with bytes), intensity (FLOP /
-            bytes of activities that have both), bound (of `BOUNDS`, what limits most of its modelled time; unknown if
-            nothing is modelled), roofline_ns, headroom_ns, peak_share (roofline_ns / modelled_ns), attainable_share
-            (the same at the peaks of ``attainable``), modelled_share, share (of headroom), reason (code of why there
-            is no place; null for a place), measured (what the hardware counted, a struct of
+        rows: by, name (the place, or why there is none, as `report` names it), rank and device (null where the row sums
+            several), count, total_ns, modelled_ns, flop, bytes, tflops (10^12 FLOP/s in the time with FLOP), flop_share
+            (that time as a share of total_ns), gbps (10^9 bytes/s in the time with bytes), intensity (FLOP / bytes of
+            activities that have both), bound (of `BOUNDS`, what limits most of its modelled time; unknown if nothing is
+            modelled), roofline_ns, headroom_ns, peak_share (roofline_ns / modelled_ns), attainable_share (the same at
+            the peaks of ``attainable``), modelled_share, share (of headroom), reason (code of why there is no place;
+            null for a place), measured (what the hardware counted, a struct of
             `thence.analysis.counters.measured.SCHEMA`; null without counters); the largest headroom first. Null where
             nothing is known.
         reasons: code, total_ns and text of time without a roofline.
@@ -430,6 +431,9 @@ def summed(groups: Any) -> pl.DataFrame:
         flop=_known_sum("flop"),
         bytes=_known_sum("bytes"),
         tflops=_known_sum("flop") / time.filter(pl.col("flop").is_not_null()).sum() / 1e3,
+        flop_share=pl.when(pl.col("flop").is_not_null().any()).then(
+            time.filter(pl.col("flop").is_not_null()).sum() / time.sum()
+        ),
         gbps=_known_sum("bytes") / time.filter(pl.col("bytes").is_not_null()).sum(),
         intensity=pl.col("flop").filter(both).sum() / pl.col("bytes").filter(both).sum(),
         roofline_ns=pl.col("roofline_ns").sum(),
@@ -443,6 +447,6 @@ def summed(groups: Any) -> pl.DataFrame:
         bound=pl.when(pl.col("modelled_ns") == 0).then(pl.lit("unknown")).otherwise(most_of(BOUNDS)),
         **{
             name: pl.when(pl.col(name).is_finite()).then(name)
-            for name in ("tflops", "gbps", "intensity", "attainable_share")
+            for name in ("tflops", "flop_share", "gbps", "intensity", "attainable_share")
         },
     ).drop(BOUNDS)

@@ -150,6 +150,9 @@ def _with_graph_labels(tables: Tables, columns: dict[str, pl.Series], own: OwnCo
             differ = (rule == "capture_shared").fill_null(value=False)
             reasons = _coded(_number("graph_captures_differ"), len(rule)).zip_with(differ, reasons)
             rules = reasons.zip_with(without_label, rules)
+        else:
+            unnamed = (columns[f"{kind}_rule"] == "graph") & rule.is_in(list(RULES)) & ~labelled
+            rules = _coded(_number("graph_no_place"), len(rule)).zip_with(unnamed.fill_null(value=False), rules)
         changed[f"{kind}_rule"] = rules.alias(f"{kind}_rule")
     lane, metadata, detail = (gathered(joined[name], label_row) for name in ("lane", "metadata", "detail"))
     changed["lane"] = lane.zip_with(lane.is_not_null(), columns["lane"])

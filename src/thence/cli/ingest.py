@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -120,11 +121,28 @@ def _show(done: Ingested, store: str) -> None:
         say(note)
 
 
+_LINE_S = 10.0
+"""Seconds between two lines of progress."""
+
+
+def _lines(clock: Callable[[], float]) -> Callable[[int, int], None]:
+    """A function that says how many inputs are read, not more often than each `_LINE_S`."""
+    said = clock()
+
+    def show(done: int, count: int) -> None:
+        nonlocal said
+        if clock() - said >= _LINE_S and done < count:
+            said = clock()
+            say(f"{format_count(done)} of {format_count(count)} inputs read")
+
+    return show
+
+
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error, if that is a terminal."""
+    """A bar on standard error; a line now and then if that is no terminal."""
     if not sys.stderr.isatty():
-        yield lambda _done, _all: None
+        yield _lines(time.monotonic)
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -91,7 +91,9 @@ def gate_options(meaning: str) -> Callable[[_Command], _Command]:
 
     def decorated(command: _Command) -> _Command:
         strict = click.option(
-            "--strict", is_flag=True, help="With --fail-on: also exit with 1 if the bound may be exceeded."
+            "--strict",
+            is_flag=True,
+            help="With --fail-on: also exit with 1 if the bound may be exceeded by what did not become faster.",
         )
         return click.option("--fail-on", "bounds", multiple=True, metavar="BOUND", help=meaning)(strict(command))
 

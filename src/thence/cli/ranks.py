@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from thence.cli.inputs import Inputs, trace_options
-from thence.cli.output import Result, result_options
+from thence.cli.output import Result, console, print_notes, result_options
 from thence.cli.verb import VerbCommand
 from thence.errors import ThenceError
 from thence.model.answer import TableView
@@ -74,7 +74,8 @@ def command(inputs: Inputs, what_if: bool, clocks: bool, result: Result) -> None
         if not (what_if or job.stragglers.is_empty()):
             notes.append("--what-if replays the steps without the delay")
         offsets = (TableView(job.clocks.rows, _CLOCKS),) if clocks and job.clocks.rows.height else ()
-        result.views([*job.views(), *offsets], [*notes, *job.all_notes()])
+        print_notes(console(), job.caveats.left_out)
+        result.views([*job.views(), *offsets], [*notes, *job.notes_below()])
     else:
         result.show(job, {"without_delay": [row for row, _ in replayed]})
 

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from thence.model.losses import Loss
+from thence.model.rank_numbers import rank_numbers
 from thence.model.tables import Meta, Tables
 
 if TYPE_CHECKING:
@@ -47,9 +48,9 @@ _MAX_CHUNKS = 16
 def concat(parts: Sequence[Tables]) -> Tables:
     """Concatenates the tables of several inputs; adjusts row references, ranks and clocks.
 
-    If two inputs hold the same rank, the later input gets the next free rank number, with a warning. All times
-    are converted to the clock of the first input with activities or host ranges. Times of an input that does not
-    state its epoch stay as they are, with a loss.
+    Ranks that two inputs hold get other numbers (`thence.model.rank_numbers`), with a warning. All times are converted
+    to the clock of the first input with activities or host ranges. Times of an input that does not state its epoch
+    stay as they are, with a loss.
     """
     if len(parts) == 1:
         return parts[0]
@@ -132,21 +133,14 @@ def moved(frame: pl.DataFrame, shift_ns: int, offsets: Mapping[str, int]) -> pl.
 
 
 def _distinct_ranks(parts: Sequence[Tables]) -> tuple[list[Tables], list[str]]:
-    taken: set[int] = set()
+    numbers = rank_numbers([(tuple(part.ranks), part.meta.ranks_stated) for part in parts])
     result, warnings = [], []
-    for part in parts:
-        ranks = part.ranks
-        clashes = [rank for rank in ranks if rank in taken]
-        new = {rank: rank for rank in ranks}
-        if clashes:
-            used = taken.union(ranks)
-            free = (number for number in itertools.count() if number not in used)
-            new |= {rank: next(free) for rank in clashes}
-            numbers = ", ".join(f"rank {rank} is shown as rank {new[rank]}" for rank in clashes)
-            warnings.append(f"{part.meta.named}: rank already taken by another input; {numbers}")
-            part = renumbered(part, new)  # noqa: PLW2901 - the renumbered part takes its place
-        taken.update(new.values())
-        result.append(part)
+    for part, ranks in zip(parts, numbers, strict=True):
+        new = {old: number for old, number in zip(part.ranks, ranks, strict=True) if old != number}
+        if new:
+            shown = ", ".join(f"rank {old} is shown as rank {number}" for old, number in new.items())
+            warnings.append(f"{part.meta.named}: rank already taken by another input; {shown}")
+        result.append(renumbered(part, new) if new else part)
     return result, warnings
 
 

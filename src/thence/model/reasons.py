@@ -115,6 +115,7 @@ REASONS: Mapping[str, str] = MappingProxyType(
         # CUDA graphs.
         "graph": "inside a CUDA graph: the trace holds one launch for all of it",
         "graph_no_label": "inside a CUDA graph: no label was open when its node was captured",
+        "graph_no_place": "inside a CUDA graph: the run that names its nodes holds no such place",
         "graph_ambiguous": "inside a CUDA graph: nodes with different labels fit it equally well",
         "graph_not_joined": "inside a CUDA graph that fits none of the labels",
         "graph_foreign": "inside a CUDA graph: no captured or eager launch corresponds to it",
@@ -193,6 +194,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
         "no_python_frames": "with_stack=True records them",
         "no_steps": "profiler.step() marks them",
         "graph": _JOINS,
+        "graph_no_place": "thence label --eager joins modules and lines of a run recorded with with_stack=True",
         "no_gpu": "record with ProfilerActivity.CUDA",
         "no_collectives": (
             "torch 2.1 and newer describe collectives of torch.distributed, if the profiler records CPU"

@@ -182,6 +182,8 @@ MAX_HOST_RANGES = 1_000_000
 and late ranks are not looked for on the first screen: that takes some 2 s of CPU time per million."""
 SAMPLED_HOST_RANGES = 250_000
 """Most host ranges of the typical steps in which the first screen then divides idle time by cause."""
+WAITING_SHARE = 0.5
+"""Share of exposed communication that is waiting for other ranks from which it is not called communication-bound."""
 SHOWN_SHARE = 0.01
 """Parts of a run and programs below this share of the whole are not named."""
 SHOWN_AT_FIRST_SHARE = 0.005

@@ -182,9 +182,10 @@ def _of_other_runs(parts: Sequence[Read]) -> list[str]:
     return [part.file for part in parts if part.file in repeated or _separate(newest, _window(part.tables))]
 
 
-def _recency(part: Read) -> float:
+def _recency(part: Read) -> tuple[float, str]:
+    """When the work of an input ended, in Unix ns; of inputs that ended together, the last by name counts as newest."""
     window = _window(part.tables)
-    return window[1] if window else _changed_s(part.file) * 1e9
+    return (window[1] if window else _changed_s(part.file) * 1e9), part.file
 
 
 def _enter(part: Read, by_rank: dict[int, list[Read]]) -> None:

@@ -25,6 +25,7 @@ from thence.credentials import without_credentials
 from thence.errors import DamagedInput, InputError, UsageError
 from thence.model.formats import DESCRIPTION
 from thence.model.json_fields import Count, NotAsWritten, decoded
+from thence.model.rank_numbers import rank_numbers
 from thence.readers.recording.sniffing import process_folders
 from thence.readers.registry import files_of, holds_labels
 from thence.readers.remote import is_folder, is_url, urls_within
@@ -32,7 +33,6 @@ from thence.readers.source import STANDARD_INPUT
 from thence.store.layout import (
     LOCK,
     MANIFEST,
-    MAX_RANKS,
     RANKS,
     Entry,
     Left,
@@ -139,56 +139,49 @@ class Numbered(NamedTuple):
 
 
 def numbered(parts: Sequence[StoredPart], *, add: bool = False) -> Numbered:
-    """Assigns ranks to all parts.
+    """Assigns ranks to all parts, as `thence.model.rank_numbers` does for files.
 
-    Of several parts that state the same rank, the newest is kept. A part that does not state its rank gets the next
-    free number if its own is taken; it is left out if it was not recorded at the same time as the others.
+    Of several parts that state the same rank, the newest is kept. A part that does not state its rank is left out if it
+    was not recorded at the same time as the others.
 
     Args:
         parts: all parts, in the order of the inputs.
-        add: keep all parts: those whose rank is taken get the next free numbers.
+        add: keep all parts.
     """
-    stated = [stored for stored in parts if stored.part.stated]
-    unstated = [stored for stored in parts if not stored.part.stated]
-    chosen: list[tuple[StoredPart, tuple[int, ...]]] = []
-    left: list[Left] = []
-    warnings: list[str] = []
-    holder: dict[int, StoredPart] = {}
-    for stored in sorted(stated, key=_recency, reverse=True):
-        clash = next((rank for rank in stored.part.ranks if rank in holder), None)
-        if clash is not None and not add:
-            other = holder[clash].part.source
-            left.append(
-                Left(
-                    stored.part.source,
-                    f"{stored.part.source}: holds rank {clash}, which the newer input {other} holds too",
-                    "duplicate",
-                )
-            )
-            continue
-        if clash is not None:
-            unstated.append(stored)
-            continue
-        holder.update(dict.fromkeys(stored.part.ranks, stored))
-        chosen.append((stored, stored.part.ranks))
-    for stored in sorted(unstated, key=lambda stored: stored.part.source):
-        away = next((x for x in holder.values() if not add and _separate(stored.part, x.part)), None)
-        if away is not None:
-            text = (
-                f"{stored.part.source}: does not state its rank, and was not recorded at the same time as "
-                f"{away.part.source}"
-            )
-            left.append(Left(stored.part.source, text, "other_time"))
-            continue
-        ranks = _free(stored.part.ranks, holder)
-        if ranks != stored.part.ranks:
-            shown = ", ".join(map(str, ranks))
-            warnings.append(f"{stored.part.source}: does not state a rank that is free; shown as rank {shown}")
-        holder.update(dict.fromkeys(ranks, stored))
-        chosen.append((stored, ranks))
-    chosen.sort(key=lambda pair: pair[1])
-    warnings += _gaps(sorted(holder))
+    left = [] if add else list(_of_other_jobs(parts))
+    names = {one.source for one in left}
+    kept = [stored for stored in parts if stored.part.source not in names]
+    numbers = rank_numbers([(stored.part.ranks, stored.part.stated) for stored in kept])
+    warnings = [
+        f"{stored.part.source}: does not state a rank that is free; shown as rank {', '.join(map(str, ranks))}"
+        for stored, ranks in zip(kept, numbers, strict=True)
+        if ranks != stored.part.ranks
+    ]
+    warnings += _gaps(sorted(rank for ranks in numbers for rank in ranks))
+    chosen = sorted(zip(kept, numbers, strict=True), key=lambda pair: pair[1])
     return Numbered(tuple(_entry(stored, ranks) for stored, ranks in chosen), tuple(left), tuple(warnings))
+
+
+def _of_other_jobs(parts: Sequence[StoredPart]) -> Iterator[Left]:
+    """The parts that hold a rank of a newer one, or were recorded at another time than the others."""
+    kept: list[Part] = []
+    holder: dict[int, Part] = {}
+    for part in (stored.part for stored in sorted(parts, key=_recency, reverse=True) if stored.part.stated):
+        clash = next((rank for rank in part.ranks if rank in holder), None)
+        if clash is None:
+            holder.update(dict.fromkeys(part.ranks, part))
+            kept.append(part)
+            continue
+        other = holder[clash].source
+        text = f"{part.source}: holds rank {clash}, which the newer input {other} holds too"
+        yield Left(part.source, text, "duplicate")
+    for part in (stored.part for stored in sorted(parts, key=lambda s: s.part.source) if not stored.part.stated):
+        away = next((other for other in kept if _separate(part, other)), None)
+        if away is None:
+            kept.append(part)
+            continue
+        text = f"{part.source}: does not state its rank, and was not recorded at the same time as {away.source}"
+        yield Left(part.source, text, "other_time")
 
 
 def _recency(stored: StoredPart) -> tuple[int, str]:
@@ -200,20 +193,6 @@ def _separate(first: Part, second: Part) -> bool:
     if first.window is None or second.window is None:
         return False
     return first.window[1] < second.window[0] or second.window[1] < first.window[0]
-
-
-def _free(ranks: tuple[int, ...], holder: dict[int, StoredPart]) -> tuple[int, ...]:
-    """The ranks themselves if none of them is taken, else the next free numbers."""
-    if not any(rank in holder for rank in ranks):
-        return ranks
-    count = len(ranks)
-    starts = itertools.chain(
-        [max(holder) + 1], itertools.count()
-    )  # then from 0 on: a file may claim the highest possible rank
-    first = next(
-        start for start in starts if start + count <= MAX_RANKS and not any(start + i in holder for i in range(count))
-    )
-    return tuple(range(first, first + len(ranks)))
 
 
 def _gaps(ranks: Sequence[int]) -> list[str]:
@@ -287,12 +266,14 @@ class Sources:
         given: what the user named. A name that is not among them was found in a directory.
         notes: on what was left out of directories, such as other runs.
         add: whether several inputs that hold the same rank become ranks of their own.
+        warnings: of the store itself, such as that nothing guards it from other processes.
     """
 
     names: tuple[str, ...]
     given: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
     add: bool = False
+    warnings: tuple[str, ...] = ()
 
 
 def ingest(
@@ -323,7 +304,7 @@ def ingest(
     _make(root)
     with locked(root) as unguarded:
         if unguarded is not None:
-            sources = replace(sources, notes=(*sources.notes, unguarded))
+            sources = replace(sources, warnings=(unguarded,))
         return _ingested(sources, root, settings, workers or LocalWorkers(), progress)
 
 
@@ -470,7 +451,7 @@ def _joined(root: Path, settings: Settings, sources: Sources, outcomes: dict[str
         left=(*sorted(left, key=lambda left_out: left_out.source), *ranks.left),
         summaries=summaries,
         notes=sources.notes,
-        warnings=ranks.warnings,
+        warnings=(*sources.warnings, *ranks.warnings),
     )
     write_json(root / MANIFEST, manifest)
     return manifest

@@ -46,8 +46,6 @@ BAD = frozenset({"unreadable", "lost"})
 """The reasons that mean that a rank is missing from the store."""
 _FOLDER = re.compile(r"rank-\d{5,10}-[0-9a-f]{12}")
 _SUMMARY = re.compile(r"[a-z_]{1,60}")
-MAX_RANKS = 1 << 31
-"""Every rank is less than this, because tables hold ranks as Int32."""
 _MAX_BYTES = 1 << 30
 """Most bytes of a description; a manifest has some 100 bytes for each rank."""
 
@@ -168,7 +166,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         entries: sorted by rank.
         left: inputs that are not in the store.
         summaries: names of the joined summaries.
-        notes, warnings: on the inputs together, such as ranks that are missing.
+        notes: on what was left out of directories.
+        warnings: on the inputs together, such as ranks that are missing.
     """
 
     format: str = FORMAT

@@ -139,7 +139,6 @@ class Store:
         """Facts of all ranks; the store is the input."""
         meta = merged_meta([facts.meta for facts in self._facts])
         manifest = self.manifest
-        left = [f"left out: {left_out.reason}" for left_out in manifest.left]
         windows = self._windows
         epoch = None if windows.is_empty() else windows["epoch_ns"].drop_nulls().min()
         return replace(
@@ -147,8 +146,9 @@ class Store:
             inputs=(str(self.root),),
             epoch_ns=epoch if isinstance(epoch, int) else None,
             formats=tuple(dict.fromkeys(meta.formats)),
-            warnings=(*meta.warnings, *manifest.warnings, *left),
-            notes=(*meta.notes, *manifest.notes, *self._notes()),
+            warnings=(*meta.warnings, *manifest.warnings),
+            left_out=(*meta.left_out, *manifest.notes, *(left.reason for left in manifest.left)),
+            notes=(*meta.notes, *self._notes()),
         )
 
     def _notes(self) -> tuple[str, ...]:

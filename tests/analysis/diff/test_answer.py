@@ -242,8 +242,41 @@ def test_gates_fail_for_sure_only_beyond_the_whole_interval(base: list[Sample], 
         gate(diff, "label:forward/att>1%")
 
 
+def test_a_strict_gate_passes_what_became_faster(base: list[Sample], tmp_path: Path) -> None:
+    """40 us of 1304 less, one of the runs after as slow as before: the interval reaches above 0, the step does not."""
+    faster = changed(STEP, "sm90_gemm_64x64_nn", us=460)
+    diff = compare(base, [*runs(tmp_path, faster, range(70, 72)), *runs(tmp_path, STEP, [72])])
+    step, other = judge(diff.means, *diff.sides, [parse_bound("step>0%"), parse_bound("busy>0%")])
+    assert step.after_ns < step.before_ns
+    assert [step.verdict, other.verdict] == ["may be exceeded"] * 2
+    assert not step.fails(strict=True)
+    back = judge(diff.means, *reversed(diff.sides), [parse_bound("step>0%")])[0]
+    assert back.fails(strict=True)
+
+
+def test_gates_judge_kernels_that_no_run_before_has(base: list[Sample], tmp_path: Path) -> None:
+    """Two kernels of 30 and 10 us: 40 of 1344 us are 2.98 % of that step, and 3.07 % of the 1304 us before."""
+    work = (*STEP, Work("optimizer", "aten::add_", "fallback", 30, idle_us=0.5),
+            Work("optimizer", "aten::add_", "second", 10, idle_us=0.5))  # fmt: skip
+    diff = compare(base, runs(tmp_path, work, range(73, 76)))
+    verdicts = {text: gate(diff, f"new:kernel>{text}") for text in ("0", "0 ns", "2.9%", "3.3%", "38us", "42us")}
+    assert verdicts == {
+        "0": "exceeded", "0 ns": "exceeded", "2.9%": "exceeded", "3.3%": "within", "38us": "exceeded", "42us": "within",
+    }  # fmt: skip
+    found = judge(diff.means, *diff.sides, [parse_bound("new:kernel>0")])[0]
+    assert found.new == ("fallback", "second")
+    assert found.after_ns == pytest.approx(40e3, rel=0.01)
+    assert "(fallback, second)" in str(found)
+    assert gate(diff, "new:label>0") == "within"
+    gone = judge(diff.means, *reversed(diff.sides), [parse_bound("new:kernel>0")])[0]
+    assert (gone.verdict, gone.new) == ("within", ())
+    with pytest.raises(MissingData, match="neither side has rows by hlo"):
+        gate(diff, "new:hlo>0")
+
+
 @pytest.mark.parametrize(
-    "text", ["total", "total>5", "total<5%", "label>5%", "speed>5%", "total>-1%", ">5%", "busy:x>1%"]
+    "text",
+    ["total", "total>5", "total<5%", "label>5%", "speed>5%", "total>-1%", ">5%", "busy:x>1%", "new>0", "new:thing>0"],
 )
 def test_bounds_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--fail-on"):

@@ -253,8 +253,9 @@ def test_ranks_that_differ_are_stated_with_their_range_and_not_with_a_median_alo
     found = shared(*FSDP).headline
     assert found.steps is not None
     # Busy shares of ranks 0 to 3, from the JSON: 99.8, 35.1, 99.7 and 7.2 %; of two steps the second counts.
-    assert found.steps.text.startswith("1 step (of 2) of 40.64 ms: GPU busy 67.4 % (7.2 % to 99.8 % on 4 GPUs), idle")
-    assert "(2.1 % to 93.7 % on 4 GPUs) of a step the GPU communicates" in found.verdict.text
+    assert found.steps.text.startswith("1 step (of 2) of 40.64 ms: GPU busy 67.4 % (median; 7.2 % to 99.8 % on 4 GPUs)")
+    assert found.steps.busy_spread.mean == pytest.approx((0.998 + 0.351 + 0.997 + 0.072) / 4, abs=0.001)
+    assert "(median; 2.1 % to 93.7 % on 4 GPUs) of a step the GPU communicates" in found.verdict.text
     assert found.rest.startswith("rest of the recording, mean of 4 GPUs: ")
     one = shared(recording("torch_eager_rank0")).headline
     assert "GPUs" not in "".join(one.lines)
@@ -291,6 +292,30 @@ def test_the_verdict_of_a_long_trace_is_that_of_some_of_its_steps(monkeypatch: p
     assert again.quick_idle.result is None
     assert again.headline.verdict.code == expected == "launch_bound"
     assert sampled_idle(again.tables, 10) is None
+
+
+def test_communication_that_is_waiting_gets_the_verdict_of_the_rank_that_waits_least(tmp_path: Path) -> None:
+    """Waits from the JSON: from the start of a rank's kernel to that of the last rank's, in the step that counts."""
+    kernels = []
+    for path in FSDP:
+        events = json.loads(unzipped(path))["traceEvents"]
+        found = sorted((e["ts"], e["dur"]) for e in events if e.get("cat") == "kernel" and "nccl" in e["name"])
+        kernels.append(found[len(found) // 2 :])
+    waits = [[min(max(last - start, 0), length) for start, length in at]
+             for at in zip(*kernels, strict=True) for last in [max(start for start, _ in at)]]  # fmt: skip
+    share = sum(map(sum, waits)) / sum(length for of_rank in kernels for _, length in of_rank)
+    of_rank = [sum(times) for times in zip(*waits, strict=True)]
+    stored(tmp_path / "store", FSDP)
+    for trace in (shared(*FSDP), thence.open(tmp_path / "store")):
+        measured, verdict = trace.headline.measured, trace.headline.verdict
+        assert measured.pace is not None
+        assert measured.pace.waits == pytest.approx(share, abs=0.01)
+        assert measured.pace.rank == of_rank.index(min(of_rank)) == 3
+        # Rank 3 is busy for 7.2 % of the step, above; why it idles is what ``thence idle --rank 3`` says.
+        assert verdict.code == "launch_bound"
+        assert "on rank 3 GPU 3, which waits least, the GPU is idle for 92.8 % of a step" in verdict.text
+        communication = next(f for f in trace.explain().findings if f.kind == "communication")
+        assert "% of it waiting for other ranks" in communication.claim
 
 
 def test_a_rank_alone_names_the_ranks_that_are_missing(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from thence.analysis.idle.host_causes import CAUSES
-from thence.analysis.report.verdict import CODES, COMPARING, GROUPS, Late, Measured, verdict
+from thence.analysis.report.verdict import CODES, COMPARING, GROUPS, Late, Measured, Pace, verdict
 from thence.analysis.soundness.findings import RULES, Finding, Soundness
 
 SOUND = Soundness()
@@ -71,6 +71,22 @@ def test_two_late_ranks_are_both_named() -> None:
     late = (Late(3, 0.2, 0.2), Late(1, 0.15, 0.15))
     told = verdict(Measured(True, 0.95, 0.5, {}, "", late), SOUND)
     assert told.text == "the other ranks wait for ranks 3 (20.0 % of a step), 1 (15.0 % of a step)"
+
+
+def test_communication_that_is_mostly_waiting_is_no_time_of_transfers() -> None:
+    def told(waits: float, busy: float, exposed: float, **causes: float) -> tuple[str, str]:
+        pace = Pace(2, 0, waits, Measured(True, busy, exposed, causes))
+        found = verdict(Measured(True, 0.9, 0.6, {"loader": 0.1}, pace=pace), SOUND)
+        return found.code, found.text
+
+    assert told(0.4, 0.3, 0.0, loader=0.7)[0] == "communication_bound"
+    assert told(0.4, 0.3, 0.0, loader=0.7)[1].endswith("computes nothing, 40.0 % of it waiting for other ranks")
+    code, text = told(0.9, 0.3, 0.0, loader=0.7)
+    assert code == "input_bound"
+    assert text.startswith("input-bound: for 60.0 % of a step the GPU communicates and computes nothing, 90.0 % of it")
+    assert "on rank 2 GPU 0, which waits least, the GPU is idle for 70.0 % of a step" in text
+    assert told(0.9, 0.95, 0.1)[0] == "gpu_bound"
+    assert told(0.9, 0.95, 0.5)[0] == "waits_for_rank"  # even that rank mostly waits: they wait in turn
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -33,6 +33,24 @@ def test_the_heat_map_has_every_rank_and_step(job: Job) -> None:
     assert list(heat_notes(job)) == []
 
 
+def test_what_nobody_waits_for_is_not_drawn(job: Job) -> None:
+    """Equal ranks: no wait anywhere, so that neither a map of waits nor a list of 0.0 % says anything."""
+    zero = [pl.lit(0).alias(name) for name in ("caused_share", "wait_caused_ns", "times_last")]
+    still = replace(
+        job, ranks=job.ranks.with_columns(zero), cells=job.cells.with_columns(caused_ns=pl.lit(0), wait_ns=pl.lit(0))
+    )
+    found = heat_map(still)
+    assert found is not None
+    assert [each["title"] for each in found["maps"]] == ["compute", "step"]
+    (_, _, every), *_ = rank_tables(still)
+    assert not {"others wait for it, of a step", "times last"} & {column["title"] for column in every["columns"]}
+    chart = ranks_chart(still)
+    assert "No rank makes another one wait." in chart.caption
+    assert "0.0 %" not in "".join(chart.rows.values())
+    nothing = still.cells.with_columns(step_ns=pl.lit(0), compute_ns=pl.lit(0))
+    assert heat_map(replace(still, cells=nothing)) is None
+
+
 def test_a_rank_without_a_step_has_no_figure(job: Job) -> None:
     gone = (pl.col("rank") == 3) & (pl.col("key") == job.keys[2])
     found = heat_map(replace(job, cells=job.cells.filter(~gone)))

@@ -1,7 +1,8 @@
-"""`explain` makes findings of the other answers about a trace, the most useful first, and computes nothing itself.
+"""`explain` makes findings of the other answers about a trace, the most severe first, and computes nothing itself.
 
-Every figure is one that a verb prints, or such a figure as a share of the step that `report` states. The order of the
-findings is that in which a limit of characters keeps them; the sections of `SECTIONS` each have a finding, or say why
+Every figure is one that a verb prints, or such a figure as a share of the step that `report` states. Findings of one
+severity are ordered by what they gain, or else take, of a step. A limit of characters keeps first what the verdict is
+about, and where the time goes; the sections of `SECTIONS` each have a finding, or say why
 the trace cannot answer. An unsound trace gets no finding that its defect may have changed: what remains is what was
 recorded.
 """
@@ -76,6 +77,7 @@ _LEAST_SHARE = 0.02
 """Causes, and exposed communication, below this share of a step are no finding."""
 _MORE_OF_CAUSE = " on the host, also where the GPU does not wait for it"
 _HIGH, _MEDIUM = 0.1, 0.02
+_SEVERITIES = ("high", "medium", "low", "info")
 _STACKS = "thence record -- python ... samples the program; or torch.profiler with with_stack=True"
 _MEMORY = "torch.profiler with profile_memory=True, or torch.cuda.memory._dump_snapshot()"
 
@@ -87,9 +89,10 @@ class Explanation(Answer):
     Attributes:
         soundness: of the whole trace.
         headline: the typical step and the verdict; None without device work.
-        findings: the most useful first.
+        findings: the most severe first.
         not_answered: what the trace cannot answer.
-        first: how many findings come before `not_answered` where a limit leaves some out.
+        useful: numbers of the findings, the most useful first; all in their order if it is empty.
+        first: how many of these come before `not_answered` where a limit leaves some out.
         inputs: the inputs as a shell takes them, for commands.
         width: most characters of a sentence of the heading.
     """
@@ -98,6 +101,7 @@ class Explanation(Answer):
     headline: Headline | None
     findings: tuple[Finding, ...]
     not_answered: tuple[NotAnswered, ...]
+    useful: tuple[int, ...] = ()
     first: int = 5
     inputs: str = "INPUT"
     width: int = SENTENCE_WIDTH
@@ -105,7 +109,8 @@ class Explanation(Answer):
     @property
     def ordered(self) -> tuple[Finding | NotAnswered, ...]:
         """Findings and what was not answered, in the order in which a limit keeps them."""
-        return (*self.findings[: self.first], *self.not_answered, *self.findings[self.first :])
+        kept = [self.findings[number] for number in self.useful] or self.findings
+        return (*kept[: self.first], *self.not_answered, *kept[self.first :])
 
     def _said(self, text: str) -> str:
         return sentence(text, self.width)
@@ -360,7 +365,27 @@ def explanation(composed: Composed) -> Explanation:
     first = [*leading[:2], *gains[:1], *where, *leading[2:]]
     rest = [*gains[1:], *communication, *kernels, *memory, *use, *_rest(composed)]
     findings = (*first, *(found for found in rest if not any(found is other for other in leading)))
-    return Explanation(composed.soundness, composed.headline, findings, tuple(missing), first=max(len(first), 3))
+    order = sorted(range(len(findings)), key=lambda number: _rank(composed, findings[number]))
+    return Explanation(
+        composed.soundness, composed.headline, tuple(findings[number] for number in order), tuple(missing),
+        tuple(order.index(number) for number in range(len(findings))), max(len(first), 3),
+    )  # fmt: skip
+
+
+def _rank(composed: Composed, found: Finding) -> tuple[int, bool, float]:
+    """Where a finding stands; lower is before.
+
+    By severity; what was measured before what a change would gain, which may be a change that cannot be made; then by
+    the share of a step that it gains, or else takes.
+    """
+    severity = _SEVERITIES.index(found.severity)
+    if found.severity == "info":
+        return severity, False, 0.0
+    gains = composed.gains.result
+    share = found.share or 0.0
+    if found.gain is not None and gains is not None:
+        share = found.gain.ns / max(gains.step_ns, 1)
+    return severity, found.kind == "gain", -share
 
 
 def without_device_work(soundness: Soundness, reason: str) -> Explanation:
@@ -598,8 +623,8 @@ def _communication(composed: Composed) -> Iterator[Finding]:
     length = composed.length_ns
     yield Finding(
         "communication",
-        f"for {format_share(exposed, 1)}{spread.text} of {composed.unit} the GPU communicates and computes nothing; "
-        f"the largest part in {quoted(kind)}",
+        f"for {format_share(exposed, 1)}{spread.text} of {composed.unit} the GPU communicates and computes nothing"
+        f"{composed.headline.measured.waiting}; the largest part in {quoted(kind)}",
         None if length is None else exposed * length,
         "ns per step" if length is not None else "share",
         Command("collectives"),

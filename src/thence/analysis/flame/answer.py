@@ -267,7 +267,7 @@ def flame(
         span_ns=totals.span_ns,
         busy_ns=totals.busy_ns,
         sum_ns=int(times.sum()),
-        nodes=build_tree(groups, _root_name(trace, ranks)),
+        nodes=build_tree(groups, _root_name(trace, ranks, idle=bool((groups.frames["kind"] == "idle").any()))),
         notes=(*notes, *totals.notes[len(totals.meta.notes) :]),
         weight=weight,
         start_ns=int(trace.gpu["start"].min()),  # type: ignore[arg-type]
@@ -308,10 +308,12 @@ def _headroom(trace: Attributed) -> pl.Series:
     return rated.select(headroom.round().cast(pl.Int64)).to_series()
 
 
-def _root_name(trace: Attributed, ranks: Sequence[int]) -> str:
+def _root_name(trace: Attributed, ranks: Sequence[int], *, idle: bool) -> str:
+    """What the whole of a graph is."""
+    what = "GPU and idle time" if idle else "GPU time"
     if len(ranks) > 1:
-        return f"GPU time of {len(ranks)} ranks"
-    return f"GPU time of rank {ranks[0]}" if trace.selection.ranks else "GPU time"
+        return f"{what}, sum of {len(ranks)} ranks"
+    return f"{what} of rank {ranks[0]}" if trace.selection.ranks else what
 
 
 def _left_out(sums: pl.DataFrame) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ after     after the last step
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -32,7 +33,7 @@ import polars as pl
 
 from thence.analysis.collectives.exposure import exposure
 from thence.analysis.idle.causes import idle_causes
-from thence.analysis.report.verdict import ALIKE, Late, Measured, Spread, Verdict, verdict
+from thence.analysis.report.verdict import ALIKE, Late, Measured, Pace, Spread, Verdict, verdict
 from thence.analysis.selection.select import in_time
 from thence.analysis.selection.windows import busy_in_windows, cut_to_windows, unrecorded_times, windows_of_selection
 from thence.analysis.steps.plain_step import of_some_steps, plain_step, why_no_plain_step
@@ -43,7 +44,7 @@ from thence.model.thresholds import MAX_HOST_RANGES, SAMPLED_HOST_RANGES, SHOWN_
 from thence.units import format_ns, format_share, several
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from thence.analysis.idle.answer import IdleTime
     from thence.analysis.ranks.answer import Job
@@ -69,6 +70,8 @@ _PART_WORDS = {
 
 _Causes: TypeAlias = "Mapping[str, tuple[float, Spread]]"
 """The share of each cause of idle time, and its spread over the devices."""
+_Pieces: TypeAlias = "tuple[pl.DataFrame, pl.DataFrame]"
+"""Pieces of idle time, each with its cause, and the windows in which they lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,9 +333,11 @@ def headline(
     except MissingData as error:
         no_steps = NO_STEPS if NO_STEPS in str(error) else str(error)
         figures = None
-        shares = _whole(trace)
+        windows = _whole(trace)
+        shares = _Shares.of_whole(windows)
     else:
         no_steps = ""
+        windows = found.typical
         figures = step_figures(found, soundness)
         recorded_idle = figures.idle_share
         plain = None if of_some_steps(trace) else plain_step(trace.step_times)
@@ -341,21 +346,36 @@ def headline(
         if trace.selection.of_ranks_and_devices_only:
             run = tuple(_run(trace, found))
         shares = _Shares.of_steps(figures)
-    causes = None
-    reason = idle.reason
-    if figures is not None and idle.result is None and trace.around.host.height > MAX_HOST_RANGES:
-        causes = sampled_idle(trace, SAMPLED_HOST_RANGES)
-        reason = "" if causes is not None else reason
-    elif idle.result is not None:
-        whole = figures is None
-        causes = _of_window(trace, idle.result, shares) if whole else _of_windows(idle.result.unnamed, found.typical)
+    pieces = _pieces(trace, idle.result, None if figures is None else windows)
+    reason = "" if pieces is not None else idle.reason
+    causes = None if pieces is None else _of_windows(*pieces)
+    if figures is None and idle.result is not None:
+        causes = _of_window(trace, idle.result, shares)
+    pace = None
+    if late.result is not None:
+        pace = _pace(late.result, windows, partial(_of_device, pieces), reason, of_steps=figures is not None)
     if figures is not None and figures.plain is not None and causes is not None:
         causes = _in_plain_step(causes, recorded_idle, figures.idle_share)
-    shares = shares.with_causes(causes, reason)
+    shares = replace(shares, causes=causes, no_causes=reason, pace=pace)
     made = _headline(figures, no_steps, shares, soundness, late, run)
     if figures is None or figures.plain is not None or of_some_steps(trace):
         return made
     return replace(made, no_plain=why_no_plain_step(trace))
+
+
+def _pieces(trace: Attributed, idle: IdleTime | None, steps: pl.DataFrame | None) -> _Pieces | None:
+    """The pieces of idle time whose causes are known, in the typical steps or in the whole; None if they are not known.
+
+    Args:
+        trace: attributed.
+        idle: idle time of the steps, or of the whole trace without steps; None if it was not computed.
+        steps: the windows of the typical steps; None if the trace has none.
+    """
+    if idle is not None:
+        return idle.unnamed, windows_of_selection(trace.around) if steps is None else steps
+    if steps is None or trace.around.host.height <= MAX_HOST_RANGES:
+        return None
+    return sampled_idle(trace, SAMPLED_HOST_RANGES)
 
 
 def _in_plain_step(causes: _Causes, recorded: float, plain: float) -> _Causes:
@@ -389,17 +409,32 @@ def headline_of_summaries(
     else:
         figures, no_steps = step_figures(found, soundness), ""
         windows = found.typical.rename({"row": "step", "step": "name"})
-    windows = windows.select("rank", "device", "step", "duration").with_row_index("window")
-    sums = summaries["idle"].filter(pl.col("by") == "cause").join(windows, on=["rank", "device", "step"])
-    sums = sums.group_by(pl.col("cause").cast(pl.String), "window").agg(ns=pl.col("total_ns").sum())
-    causes = _median_shares(sums, windows) if figures else None
+
+    def causes_in(some: pl.DataFrame) -> _Causes | None:
+        """The share of each cause in some windows."""
+        if figures is None:
+            return None
+        numbered = some.select("rank", "device", "step", "duration").with_row_index("window")
+        sums = summaries["idle"].filter(pl.col("by") == "cause").join(numbered, on=["rank", "device", "step"])
+        sums = sums.group_by(pl.col("cause").cast(pl.String), "window").agg(ns=pl.col("total_ns").sum())
+        return _median_shares(sums, numbered)
+
+    causes = causes_in(windows)
     if figures is not None and (plain := plain_step(times)) is not None:
         recorded_idle = figures.idle_share
         figures = figures.as_plain(plain)
         causes = _in_plain_step(causes or {}, recorded_idle, figures.idle_share)
     if figures is not None:
         shares = _Shares.of_steps(figures)
-    shares = shares.with_causes(causes, "" if figures else "a store keeps the causes of idle time in steps only")
+    why = "" if figures else "a store keeps the causes of idle time in steps only"
+    pace = None
+    if late.result is not None:
+
+        def of_device(rank: int, device: int) -> _Causes | None:
+            return causes_in(windows.filter(rank=rank, device=device))
+
+        pace = _pace(late.result, windows, of_device, why, of_steps=figures is not None)
+    shares = replace(shares, causes=causes, no_causes=why, pace=pace)
     return _headline(figures, no_steps, shares, soundness, late, ())
 
 
@@ -423,6 +458,7 @@ class _Shares:
     exposed_spread: Spread
     causes: _Causes | None = None
     no_causes: str = ""
+    pace: Pace | None = None
 
     @classmethod
     def of_steps(cls, figures: StepFigures) -> _Shares:
@@ -437,24 +473,22 @@ class _Shares:
         busy, exposed = (int(of_device[name].sum()) / length for name in ("busy_ns", "exposed_ns"))
         return cls(busy, exposed, _spread(of_device, "busy_ns"), _spread(of_device, "exposed_ns"))
 
-    def with_causes(self, causes: _Causes | None, why_none: str) -> _Shares:
-        """With the shares of causes of idle time, or why they are not known."""
-        return replace(self, causes=causes, no_causes=why_none)
-
     def measured(self, late: tuple[Late, ...], *, of_steps: bool) -> Measured:
         """What a verdict is made of."""
         causes = self.causes or {}
         shares = None if self.causes is None else {cause: share for cause, (share, _) in causes.items()}
         spreads = {"busy": self.busy_spread, "idle": self.busy_spread.rest, "exposed": self.exposed_spread}
         spreads |= {cause: spread for cause, (_, spread) in causes.items()}
-        return Measured(of_steps, self.busy, self.exposed, shares, self.no_causes, late, spreads)
+        return Measured(of_steps, self.busy, self.exposed, shares, self.no_causes, late, spreads, self.pace)
 
 
 def _spread(windows: pl.DataFrame, name: str) -> Spread:
     """The spread over the devices of a column of ns as a share of ``duration``, the median of each device."""
     share = (pl.col(name) / pl.col("duration").clip(1)).median()
     of_device = windows.group_by("rank", "device").agg(share=share)["share"].to_numpy()
-    return Spread(float(of_device.min()), float(of_device.max()), len(of_device)) if len(of_device) else ALIKE
+    if not len(of_device):
+        return ALIKE
+    return Spread(float(of_device.min()), float(of_device.max()), len(of_device), float(of_device.mean()))
 
 
 def _headline(
@@ -510,8 +544,8 @@ def _steps_of(frame: pl.DataFrame) -> int:
     return int(str(frame.group_by("rank", "device").len()["len"].max() or 0))
 
 
-def _whole(trace: Attributed) -> _Shares:
-    """Busy and exposed share of the whole window of the work of all devices."""
+def _whole(trace: Attributed) -> pl.DataFrame:
+    """The whole window of the work of each device: rank, device, duration, busy_ns and exposed_ns."""
     around = trace.around
     windows = windows_of_selection(around)
     windows = windows.with_columns(busy_ns=busy_in_windows(windows, around.gpu))
@@ -519,7 +553,40 @@ def _whole(trace: Attributed) -> _Shares:
     exposed = exposure(around).devices.select(*device, "exposed_ns")
     of_device = windows.group_by(device, maintain_order=True).agg(pl.col("duration", "busy_ns").sum())
     of_device = of_device.join(exposed, on=device, how="left", maintain_order="left")
-    return _Shares.of_whole(of_device.with_columns(pl.col("exposed_ns").fill_null(0)))
+    return of_device.with_columns(pl.col("exposed_ns").fill_null(0))
+
+
+def _pace(
+    job: Job, windows: pl.DataFrame, causes: Callable[[int, int], _Causes | None], no_causes: str, *, of_steps: bool
+) -> Pace | None:
+    """The device that waits least for others; None for one device, or without exposed communication.
+
+    Args:
+        job: with the waits of each device.
+        windows: rank, device, duration, busy_ns and exposed_ns of the steps, or of the whole of each device.
+        causes: the share of each cause of idle time of a rank and device.
+        no_causes: why they are not known; empty if they are.
+        of_steps: whether the windows are steps.
+    """
+    exposed = float(job.ranks["exposed_ns"].sum())
+    if job.ranks.height < 2 or not exposed:
+        return None
+    rank, device = job.ranks.sort("exposed_wait_ns", "rank", "device").select("rank", "device").row(0)
+    own = windows.filter(rank=rank, device=device)
+    if own.is_empty():
+        return None
+    length = pl.col("duration").clip(1)
+    medians = own.select((pl.col("busy_ns") / length).median(), (pl.col("exposed_ns") / length).median())
+    busy, exposed_share = medians.row(0)
+    found = causes(rank, device)
+    of_cause = None if found is None else {cause: share for cause, (share, _) in found.items()}
+    measured = Measured(of_steps, busy, exposed_share, of_cause, no_causes)
+    return Pace(rank, device, float(job.ranks["exposed_wait_ns"].sum()) / exposed, measured)
+
+
+def _of_device(pieces: _Pieces | None, rank: int, device: int) -> _Causes | None:
+    """The median share of each cause of idle time in the windows of a device; None if the causes are not known."""
+    return None if pieces is None else _of_windows(pieces[0], pieces[1].filter(rank=rank, device=device))
 
 
 def _of_window(trace: Attributed, idle: IdleTime, shares: _Shares) -> _Causes:
@@ -538,8 +605,8 @@ def _of_windows(pieces: pl.DataFrame, windows: pl.DataFrame) -> _Causes:
     return _median_shares(sums, windows)
 
 
-def sampled_idle(trace: Attributed, most_ranges: int) -> _Causes | None:
-    """The median share of each cause of idle time in some typical steps, those in the middle of the recording.
+def sampled_idle(trace: Attributed, most_ranges: int) -> _Pieces | None:
+    """The idle time of some typical steps with its causes, those in the middle of the recording.
 
     For traces of so many host ranges that looking at all would take long. Half as many steps are tried until there are
     few enough ranges.
@@ -549,7 +616,7 @@ def sampled_idle(trace: Attributed, most_ranges: int) -> _Causes | None:
         most_ranges: most host ranges that may be looked at.
 
     Returns:
-        None if there are more host ranges in a single step.
+        the pieces of idle time and the windows of these steps; None if there are more host ranges in a single step.
     """
     found = selected_steps(trace)
     every, windows = found.frame, found.typical.sort("start", maintain_order=True)
@@ -562,7 +629,7 @@ def sampled_idle(trace: Attributed, most_ranges: int) -> _Causes | None:
         ranges = trace.around.host.select(((pl.col("start") < end) & (host_end > begin)).sum()).item()
         if ranges <= most_ranges:
             part = in_time(trace.around, begin, end)
-            return _of_windows(idle_causes(part, some), some)
+            return idle_causes(part, some), some
         count //= 2
     return None
 

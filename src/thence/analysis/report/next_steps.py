@@ -120,7 +120,8 @@ def _collectives(trace: Attributed, headline: Headline) -> NextStep | None:
     if headline.measured.exposed < PROPOSED_EXPOSED_SHARE or trace.collectives.is_empty():
         return None
     share = format_share(headline.measured.exposed, 1)
-    why = f"communication is exposed for {share} of {_whole(headline)}: shows sizes and bandwidths"
+    waiting = headline.measured.waiting
+    why = f"communication is exposed for {share} of {_whole(headline)}{waiting}: shows sizes and bandwidths"
     return NextStep("collectives", (), "trace.collectives()", why)
 
 

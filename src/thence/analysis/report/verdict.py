@@ -10,7 +10,10 @@ waits_for_rank       ranks are late (`thence.analysis.ranks`), and make the othe
                      rank does so inside of collectives: until the rank is in time, their time is not that of transfers.
 communication_bound  the GPUs communicate without computing for at least `VERDICT_EXPOSED_SHARE`, and for at least as
                      long as they are idle. A fifth and not a tenth: faster transfers gain no more than this time, while
-                     the GPU still decides how long the rest of the step takes.
+                     the GPU still decides how long the rest of the step takes. If at least half of this time is
+                     waiting for other ranks (`Pace`), it is not the time of transfers: the verdict is that of the
+                     device that waits least, for which the others wait; and waits_for_rank if even that one mostly
+                     waits, so that the ranks wait for each other in turn.
 gpu_bound            the GPUs are idle for less than `VERDICT_IDLE_SHARE`, or mostly between work that was queued
                      already: a faster host would gain nothing.
 input_bound, launch_bound, host_bound, unknown
@@ -25,7 +28,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from thence.model.thresholds import NAMED_CAUSE_SHARE, UNEVEN_SHARE, VERDICT_EXPOSED_SHARE, VERDICT_IDLE_SHARE
+from thence.model.thresholds import (
+    NAMED_CAUSE_SHARE,
+    SHOWN_SHARE,
+    UNEVEN_SHARE,
+    VERDICT_EXPOSED_SHARE,
+    VERDICT_IDLE_SHARE,
+    WAITING_SHARE,
+)
 from thence.units import format_share
 
 if TYPE_CHECKING:
@@ -86,20 +96,23 @@ class Spread:
     Attributes:
         low, high: of the GPU with the lowest and the highest share, from 0 to 1.
         gpus: number of GPUs.
+        mean: of the GPUs.
     """
 
     low: float
     high: float
     gpus: int
+    mean: float
 
     def scaled(self, factor: float) -> Spread:
         """The shares times a factor, at most 1."""
-        return Spread(min(self.low * factor, 1.0), min(self.high * factor, 1.0), self.gpus)
+        low, high, mean = (min(share * factor, 1.0) for share in (self.low, self.high, self.mean))
+        return Spread(low, high, self.gpus, mean)
 
     @property
     def rest(self) -> Spread:
         """The spread of 1 less the share."""
-        return Spread(1 - self.high, 1 - self.low, self.gpus)
+        return Spread(1 - self.high, 1 - self.low, self.gpus, 1 - self.mean)
 
     @property
     def uneven(self) -> bool:
@@ -111,11 +124,27 @@ class Spread:
         """The range after a figure, with a space before it; empty if the GPUs are alike."""
         if not self.uneven:
             return ""
-        return f" ({format_share(self.low, 1)} to {format_share(self.high, 1)} on {self.gpus} GPUs)"
+        return f" (median; {format_share(self.low, 1)} to {format_share(self.high, 1)} on {self.gpus} GPUs)"
 
 
-ALIKE = Spread(0.0, 0.0, 1)
+ALIKE = Spread(0.0, 0.0, 1, 0.0)
 """Of one GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The device that waits least for others in a job whose communication is partly waiting.
+
+    Attributes:
+        rank, device: which one it is.
+        waits: share of the exposed communication of all devices that is waiting for other ranks, from 0 to 1.
+        measured: its own shares.
+    """
+
+    rank: int
+    device: int
+    waits: float
+    measured: Measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +159,7 @@ class Measured:
         no_causes: why the causes are not known, as a part of a sentence; empty if they are.
         late: late ranks, the one that causes most waits first.
         spreads: of "busy", "idle", "exposed" and causes, over the GPUs.
+        pace: which device waits least; None if it is not known who waits for whom.
     """
 
     of_steps: bool
@@ -139,6 +169,19 @@ class Measured:
     no_causes: str = ""
     late: tuple[Late, ...] = ()
     spreads: Mapping[str, Spread] = field(default_factory=dict)
+    pace: Pace | None = None
+
+    @property
+    def waiting(self) -> str:
+        """How much of the exposed communication is waiting for other ranks, in words; empty if none or not known."""
+        if self.pace is None or self.pace.waits < SHOWN_SHARE:
+            return ""
+        return f", {format_share(self.pace.waits, 1)} of it waiting for other ranks"
+
+    @property
+    def mostly_waits(self) -> bool:
+        """Whether at least half of the exposed communication is waiting."""
+        return self.pace is not None and self.pace.waits >= WAITING_SHARE
 
     def spread(self, what: str) -> Spread:
         """The spread of "busy", "idle", "exposed" or a cause."""
@@ -184,11 +227,8 @@ def verdict(measured: Measured, soundness: Soundness) -> Verdict:
         return Verdict("waits_for_rank", _late_text(measured, whole))
     others = f"; {_late_text(measured, whole)}" if measured.late else ""
     if measured.exposed >= VERDICT_EXPOSED_SHARE and measured.exposed >= idle:
-        text = (
-            f"communication-bound: for {format_share(measured.exposed, 1)}{measured.spread('exposed').text} of {whole} "
-            "the GPU communicates and computes nothing"
-        )
-        return Verdict("communication_bound", text + others)
+        found = _of_communication(measured, soundness, whole)
+        return Verdict(found.code, found.text + others)
     if idle < VERDICT_IDLE_SHARE:
         exposed = (
             f", {format_share(measured.exposed, 1)} of it communication without computing"
@@ -204,6 +244,22 @@ def verdict(measured: Measured, soundness: Soundness) -> Verdict:
         return Verdict("unknown", text + others)
     text = _WORDS[largest].format(idle=idle_text, whole=whole)
     return Verdict(largest, f"{text} ({_named(measured.causes, largest)}){others}")
+
+
+def _of_communication(measured: Measured, soundness: Soundness, whole: str) -> Verdict:
+    """The verdict on a step that is mostly exposed communication: transfers, or what the ranks wait for."""
+    pace = measured.pace
+    exposed = (
+        f"for {format_share(measured.exposed, 1)}{measured.spread('exposed').text} of {whole} the GPU communicates and "
+        f"computes nothing{measured.waiting}"
+    )
+    if pace is None or not measured.mostly_waits:
+        return Verdict("communication_bound", f"communication-bound: {exposed}")
+    own = verdict(pace.measured, soundness)
+    if own.code == "communication_bound":  # even the device that waits least mostly communicates
+        return Verdict("waits_for_rank", f"the ranks wait for each other in turn: {exposed}")
+    name, _, text = own.text.partition(": ")
+    return Verdict(own.code, f"{name}: {exposed}; on rank {pace.rank} GPU {pace.device}, which waits least, {text}")
 
 
 def _late_text(measured: Measured, whole: str) -> str:

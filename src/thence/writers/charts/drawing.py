@@ -371,9 +371,14 @@ def _legend(series: Sequence[Series]) -> tuple[str, int]:
         parts.append(
             f'<svg x="{_percent(column / in_row)}" y="{_LEGEND_ROW * row + 8}" overflow="visible">'
             f'<g transform="translate(6 0)" fill="{colour}">{shape}</g>'
-            f'<text x="17" y="4">{escaped(clip(name, _MAX_LABEL))}</text></svg>'
+            f'<text x="17" y="4">{escaped(clip(name, _MAX_LABEL))}{_full(name)}</text></svg>'
         )
     return "".join(parts), _LEGEND_ROW * -(-len(names) // in_row) + 4
+
+
+def _full(name: str) -> str:
+    """The whole of a name that is clipped, for hovering."""
+    return f"<title>{escaped(name)}</title>" if len(name) > _MAX_LABEL else ""
 
 
 def _shapes(series: Sequence[Series]) -> dict[str, str]:

@@ -119,12 +119,13 @@ def roofline_chart(found: Roofline) -> Chart:
         return Chart("Roofline", (), Axis("intensity", "FLOP / byte"), Axis("tflops", "TFLOP/s"))
     peaks = found.peaks[0][2]
     names = _cut(points["name"])
+    with_flop = pl.col("flop_share") * pl.col("total_ns")
     data = points.select(
-        "bound", "intensity", "tflops", "total_ns", "peak_share",
-        name=names, area=pl.col("total_ns") / points["total_ns"].max(),
+        "bound", "intensity", "tflops", "total_ns", "flop_share", "peak_share",
+        name=names, area=with_flop / points.select(with_flop.max()).item(),
         note=pl.format(
-            "{}\n{} ms, {} % of the roofline", names, (pl.col("total_ns") / 1e6).round(3),
-            (100 * pl.col("peak_share")).round(1),
+            "{}\n{} ms of {} ms have known FLOP\n{} % of the roofline", names, (with_flop / 1e6).round(3),
+            (pl.col("total_ns") / 1e6).round(3), (100 * pl.col("peak_share")).round(1),
         ),
     )  # fmt: skip
     series = [*_roofs(found, peaks, data["intensity"])]
@@ -135,8 +136,8 @@ def roofline_chart(found: Roofline) -> Chart:
     alone = found.rows.filter(pl.col("bytes").is_not_null(), pl.col("flop").is_null())
     share = int(alone["total_ns"].sum()) / max(int(found.rows["total_ns"].sum()), 1)
     caption = (
-        f"A dot is a {found.heading} with known FLOP and bytes, its size its GPU time. Lines are what {peaks.device} "
-        f"allows ({peaks.source})."
+        f"A dot is the work of a {found.heading} with known FLOP and bytes, its size the time of that work. Lines are "
+        f"what {peaks.device} allows ({peaks.source})."
     )
     if share:
         caption += f" Rows with bytes alone, {format_share(share, 1)} of the GPU time, are in the table."

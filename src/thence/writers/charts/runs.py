@@ -113,17 +113,26 @@ def ranks_chart(job: Job) -> Chart:
         for title, column, colour in parts
         if rows[column].sum()
     )
+    shown = "" if rows.height == job.ranks.height else f"{several(rows.height, 'rank')} of {job.ranks.height:,}. "
+    title, caption = (
+        "A step of each rank",
+        "At the right: the mean step, and how much of a step others wait for the rank.",
+    )
     texts = {
         row["name"]: f"{format_ns(row['step_ns'])}, others wait {format_share(row['caused_share'], 1)}"
         for row in rows.iter_rows(named=True)
     }
-    shown = "" if rows.height == job.ranks.height else f"{several(rows.height, 'rank')} of {job.ranks.height:,}. "
+    if shown:
+        title = "A step of the ranks for which the others wait most"
+    if not job.ranks["caused_share"].sum():
+        title = f"A step of {several(rows.height, 'rank')}" if shown else title
+        caption = "No rank makes another one wait. At the right: the mean step."
+        texts = {row["name"]: format_ns(row["step_ns"]) for row in rows.iter_rows(named=True)}
     return Chart(
-        "A step of each rank" if not shown else "A step of the ranks for which the others wait most",
+        title,
         series,
         Axis("mean_ns", f"mean {job.per}", "ns"),
         Axis("name", scale="rows"),
-        f"{shown}Communication counts where nothing is computed meanwhile. At the right: the mean step, and how "
-        "much of a step others wait for the rank.",
+        f"{shown}Communication counts where nothing is computed meanwhile. {caption}",
         texts,
     )

@@ -31,7 +31,7 @@ MAX_COLUMNS = 200
 MAX_RANKS = 4096
 """Most ranks in the table, and rows of the heat map: those that made the others wait most."""
 MAPS = {"wait_ns": "waits", "compute_ns": "compute", "step_ns": "step", "caused_ns": "wait caused"}
-"""Columns of `Job.cells` that the heat map can show, with their titles."""
+"""Columns of `Job.cells` that the heat map can show, with their titles. What is 0 in all counted steps is left out."""
 
 _RANK_FIELDS = (
     Field("name", "rank", "text"),
@@ -56,21 +56,24 @@ _REASON_FIELDS = (
 
 
 def heat_map(job: Job) -> dict[str, Any] | None:
-    """The heat map as JSON values; None for a job without several ranks and steps."""
+    """The heat map as JSON values; None for a job without several ranks and steps, or without any figure above 0."""
     ranks = job.ranks.head(MAX_RANKS)
     if ranks.height < 2 or len(job.keys) < 2:
         return None
     columns, labels = step_columns(job, min(MAX_CELLS, MAX_COLUMNS * ranks.height))
+    counted = _counted(job, columns, len(labels))
+    maps = {title: _map(job, ranks, columns, len(labels), name) for name, title in MAPS.items()}
+    coloured = np.tile(np.array(counted) if any(counted) else np.ones(len(labels), np.bool_), ranks.height)
+    maps = {title: values for title, values in maps.items() if (values[coloured] > 0).any()}
+    if not maps:
+        return None
     return {
         "names": [f"rank {rank} GPU {device}" for rank, device in ranks.select("rank", "device").rows()],
         "by_rank": ranks.with_row_index("row").sort("rank", "device")["row"].to_list(),
         "late": ranks["straggler"].to_list(),
         "steps": [printable(label) for label in labels],
-        "counted": _counted(job, columns, len(labels)),
-        "maps": [
-            {"title": title, "values": _packed(_map(job, ranks, columns, len(labels), name))}
-            for name, title in MAPS.items()
-        ],
+        "counted": counted,
+        "maps": [{"title": title, "values": _packed(values)} for title, values in maps.items()],
     }
 
 
@@ -88,7 +91,8 @@ def rank_tables(job: Job) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Name, title and data of each table of a job: every rank, then what it holds of groups, stages and links."""
     unknown = job.ranks["unknown_ns"].sum()
     some = job.stragglers.height > 0
-    left_out = {"unknown_ns": not unknown, "since_step": not some}
+    nobody = not job.ranks["caused_share"].sum()
+    left_out = {"unknown_ns": not unknown, "since_step": not some, "caused_share": nobody, "times_last": nobody}
     rows = job.ranks.with_columns(
         name=pl.format("rank {} GPU {}", "rank", "device"),
         since_step=pl.when("straggler").then(pl.col("since_step").cast(pl.String)),

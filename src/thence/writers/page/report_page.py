@@ -54,6 +54,7 @@ from thence.writers.page.report_tables import (
     summary_data,
     tree_data,
 )
+from thence.writers.page.source_places import with_short_places
 from thence.writers.page.template import as_data, filled, notes, scrolled
 from thence.writers.page.timeline_data import timeline_data
 from thence.writers.text.merged_sentences import merged
@@ -78,7 +79,7 @@ _FLAME_NODES = 4000
 def report_html(page: Page) -> str:
     """The page of a report."""
     timeline, shown = timeline_data(page.timeline)
-    page = dataclasses.replace(page, timeline=shown)
+    page = with_short_places(dataclasses.replace(page, timeline=shown))
     sections = [section for section in (make(page) for make in SECTIONS) if section is not None]
     tables = {name: data for section in sections for name, data in section.tables.items()}
     maps = {section.name: section.heat for section in sections if section.heat is not None}
@@ -189,9 +190,14 @@ def _step_cards(page: Page) -> Iterator[_Card]:
     at_least, at_most = ("at least ", "at most ") if steps.idle_is == "at most" else ("", "")
     busy, idle = steps.busy_share, steps.idle_share
     devices = page.whole.devices
-    of = "of a step" + (f", median of {format_count(devices)} GPUs" if devices > 1 else "")
-    yield "Busy", at_least + format_share(busy, 1), of, busy
-    yield "Idle", at_most + format_share(idle, 1), of, idle
+    for title, sign, share, spread in (
+        ("Busy", at_least, busy, steps.busy_spread), ("Idle", at_most, idle, steps.busy_spread.rest),
+    ):  # fmt: skip
+        of = "of a step"
+        if devices > 1:
+            ends = f", {format_share(spread.low, 1)} to {format_share(spread.high, 1)}" if spread.uneven else ""
+            of += f", median of {format_count(devices)} GPUs{ends}; mean {format_share(spread.mean, 1)}"
+        yield title, sign + format_share(share, 1), of, share
 
 
 def _whole_cards(page: Page) -> list[_Card]:
@@ -469,7 +475,8 @@ def _idle(page: Page) -> Section | None:
         "idle-causes": frame_data(idle.causes, IDLE_CAUSE_FIELDS),
         "idle": frame_data(idle.shown_rows, IDLE_FIELDS),
     }
-    html = notes(_of_steps(page)) + _table("idle-causes", "idle time by cause")
+    sums = [f"times are sums over {format_count(page.whole.devices)} GPUs"] if page.whole.devices > 1 else []
+    html = notes([*_of_steps(page), *sums]) + _table("idle-causes", "idle time by cause")
     html += _table("idle", "idle time by place")
     if not idle.waits.is_empty():
         tables["idle-waits"] = frame_data(idle.waits, IDLE_WAIT_FIELDS)

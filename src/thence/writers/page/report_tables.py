@@ -56,6 +56,7 @@ ROOFLINE_FIELDS = (
     Field("share", "of headroom", "share"),
     Field("bound", "bound by", "text"),
     Field("tflops", "TFLOP/s", "number"),
+    Field("flop_share", "with FLOP", "share"),
     Field("gbps", "GB/s", "gbps"),
     Field("peak_share", "of roofline", "share"),
     Field("modelled_share", "modelled", "share"),

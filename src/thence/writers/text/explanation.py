@@ -1,6 +1,6 @@
 """An explanation as text, Markdown or JSON of at most so many characters; what does not fit is left out whole.
 
-Findings are left out from the end, and the last line, or the keys ``dropped`` and ``dropped_not_answered``, say how
+The least useful findings are left out, and the last line, or the keys ``dropped`` and ``dropped_not_answered``, say how
 many. Nothing is cut: names and sentences were shortened when the findings were made.
 """
 
@@ -67,6 +67,12 @@ def explanation_text(found: Explanation, form: str, most: int, schema: int, widt
     return text
 
 
+def _findings(found: Explanation, kept: tuple[Finding | NotAnswered, ...]) -> list[Finding]:
+    """The findings among what is kept, the most severe first."""
+    numbers = {id(entry) for entry in kept}
+    return [entry for entry in found.findings if id(entry) in numbers]
+
+
 def _left_out(found: Explanation, kept: tuple[Finding | NotAnswered, ...]) -> tuple[int, int]:
     """How many findings, and how many questions that were not answered, are left out."""
     findings = sum(isinstance(entry, Finding) for entry in kept)
@@ -86,7 +92,7 @@ def _broken(line: str, width: int) -> str:
 
 
 def _lines(found: Explanation, kept: tuple[Finding | NotAnswered, ...], shown: Callable[[str], str]) -> list[str]:
-    findings = [entry for entry in kept if isinstance(entry, Finding)]
+    findings = _findings(found, kept)
     missing = [entry for entry in kept if not isinstance(entry, Finding)]
     lines = [shown(line) for entry in findings for line in finding_lines(entry, found.inputs)]
     return lines + [shown(f"not answered: {n.question}: {n.reason}; {n.how}") for n in missing]
@@ -123,7 +129,7 @@ def _json(schema: int) -> Callable[[Explanation, tuple[Finding | NotAnswered, ..
         document: dict[str, Any] = {
             "schema": schema,
             **found.opening(),
-            "findings": [entry.to_json(found.inputs) for entry in kept if isinstance(entry, Finding)],
+            "findings": [entry.to_json(found.inputs) for entry in _findings(found, kept)],
             "not_answered": [entry.to_json() for entry in kept if not isinstance(entry, Finding)],
             "dropped": findings,
             "dropped_not_answered": missing,

@@ -26,6 +26,7 @@ from thence.units import (
     signed_share,
 )
 from thence.writers.text.frame_table import frame_table, not_shown
+from thence.writers.text.merged_sentences import merged
 from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ _NAME_WIDTH = 96
 _BAR_WIDTH = 8
 _USE = {"headroom_ns": "headroom", "tflops": "TFLOP/s", "gbps": "GB/s"}
 """Headings of the columns about use of the GPU, by their names; thence roofline shows more."""
-_OF_MOST = ("headroom_ns", "gbps")
+_OF_MOST = ("headroom_ns", "tflops", "gbps")
 """Those that are shown of rows of which most of the time has a roofline: else they would mislead."""
 _LAST = ("", *reversed(_USE.values()), "mean", "backward", "count", "exposed")
 """Columns that a narrow terminal leaves out, in this order: first the bars, which repeat the shares."""
@@ -73,7 +74,7 @@ def title(summary: Summary, whole: Totals | None = None) -> RenderableType:
     where = f"{several(totals.ranks, 'rank')}, {several(totals.devices, 'GPU')}{_models(summary.meta.devices)}"
     return Group(
         Text.assemble((printable(text), "bold"), (f"   {formats}", "dim"), overflow="fold"),
-        *(Text(printable(text), "yellow") for text in summary.meta.left_out),
+        *(Text(printable(text), "yellow") for text in merged(summary.meta.left_out)),
         *([Text(printable(f"selected: {summary.selection}"), "yellow")] if summary.selection and whole is None else []),
         Text(f"{where}, {several(totals.streams, 'stream')}"),
     )
