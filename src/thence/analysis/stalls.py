@@ -1,4 +1,4 @@
-"""Where inside kernels multiprocessors spent their time, and what their warps waited for.
+"""Experimental: where inside kernels multiprocessors spent their time, and what their warps waited for.
 
 Each multiprocessor that holds warps notes one of them every so many cycles: so samples are shares of the time in which
 multiprocessors held warps. Shares are of all samples, also of those whose kernel is not known: rows and these add up

@@ -120,8 +120,8 @@ def _counter_options() -> tuple[Callable[..., Any], ...]:
         click.option(
             "--stalls",
             is_flag=True,
-            help="Sample where inside kernels warps wait, and for what, by line (thence inside shows it). Not with "
-            "--counters or --always.",
+            help="Experimental: sample where inside kernels warps wait, and for what, by line (thence inside shows "
+            "it). Not with --counters or --always.",
         ),
     )
 

@@ -23,3 +23,8 @@ def test_a_formula_is_written_as_text(dtype):
 def test_numbers_stay_numbers():
     rows = pl.DataFrame({"n": [-1, None], "x": [-0.5, 1e-9], "ok": [True, False]})
     assert csv_text(rows) == rows.write_csv()
+
+
+def test_fields_of_structs_are_columns():
+    rows = pl.DataFrame({"name": ["a", "b"], "measured": [{"flop": 1.0, "error": {"flop": 0.5, "text": "=1"}}, None]})
+    assert csv_text(rows) == "name,measured.flop,measured.error.flop,measured.error.text\na,1.0,0.5,'=1\nb,,,\n"

@@ -12,8 +12,19 @@ Source: OWASP, "CSV Injection"."""
 def csv_text(rows: pl.DataFrame) -> str:
     """A table as CSV; a text that a spreadsheet would execute as a formula begins with an apostrophe.
 
-    Names in a trace come from elsewhere. Numbers are written as they are, also negative ones.
+    Names in a trace come from elsewhere. Numbers are written as they are, also negative ones. A field of a struct has a
+    column of its own, such as ``measured.flop``.
     """
+    rows = _unnested(rows)
     texts = pl.col(pl.String, pl.Categorical, pl.Enum).cast(pl.String)
     guarded = pl.when(texts.str.contains(rf"(?s){_FORMULA}")).then(pl.lit("'") + texts).otherwise(texts)
     return rows.with_columns(guarded.name.keep()).write_csv()
+
+
+def _unnested(rows: pl.DataFrame) -> pl.DataFrame:
+    """The table with a column for each field of its structs, also inside of structs."""
+    while structs := [name for name, dtype in rows.schema.items() if isinstance(dtype, pl.Struct)]:
+        rows = rows.with_columns(
+            pl.col(name).name.map_fields(lambda field, name=name: f"{name}.{field}") for name in structs
+        ).unnest(structs)
+    return rows
