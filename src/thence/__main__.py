@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _READING = (
-    "report", "convert", "flame", "programs", "collectives", "ranks", "streams", "compile", "idle", "steps",
-    "whatif", "check", "sql",
+    "report", "explain", "convert", "flame", "programs", "collectives", "ranks", "streams", "compile", "idle",
+    "roofline", "memory", "steps", "whatif", "check", "sql",
 )  # fmt: skip
-"""Verbs that read their inputs in this process."""
+"""Verbs that read their inputs in this process, as one trace."""
 _ENDINGS = (".json", ".json.gz")
 _LEAST_BYTES = 4 << 20
 """Smallest size on disk of a trace for which decoding processes may be worth starting."""

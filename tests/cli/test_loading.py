@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,11 +14,12 @@ import pytest
 import forking
 import thence.cli
 from helpers import DATA, FSDP, TORCH
+from thence import __main__
 from thence.__main__ import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
 
 _GRAPHS = TORCH / "graph_replay_rank0.json.gz"
 _XSPACE = DATA / "jax" / "jax_single.xplane.pb.gz"
@@ -167,3 +169,9 @@ def test_a_number_of_threads_that_the_user_set_stays(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
     [(threads, _, _)] = run_noting_threads(["report", "trace.json"], monkeypatch)
     assert threads == "3"
+
+
+def test_verbs_that_read_one_trace_read_ahead() -> None:
+    cli = Path(thence.cli.__file__).parent
+    reading = {path.stem for path in cli.glob("*.py") if "inputs.open(" in path.read_text(encoding="utf-8")}
+    assert (reading | {"check"}) - {"label", "inputs"} == {*__main__._READING}, "label opens two traces"
