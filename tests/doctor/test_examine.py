@@ -81,7 +81,7 @@ def test_on_a_good_machine_everything_works() -> None:
 def test_every_refusal_comes_with_a_way_out() -> None:
     nothing = {step: {"error": "broken"} for step in STEPS}
     found = examined(nothing, {})
-    assert [c.name for c in found.values() if c.works] == ["nsys", "scanner", "unpickler", "disk"]
+    assert [c.name for c in found.values() if c.works] == ["variable", "nsys", "scanner", "unpickler", "disk"]
     assert all(c.found and c.cure for c in found.values() if not c.works)
     # Where the cause is elsewhere, it is pointed to instead of repeated.
     assert found["recording"].cure == "see driver"
@@ -326,3 +326,18 @@ def test_json_says_the_same(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def test_every_capability_can_be_needed() -> None:
     need = next(parameter for parameter in command.params if parameter.name == "needed")
     assert list(need.type.choices) == list(doctor.CHECKS)  # type: ignore[attr-defined]
+
+
+def test_the_variable_is_examined_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(value: str) -> tuple[bool, str]:
+        monkeypatch.setenv("THENCE_RECORD", value)
+        found = examined()["variable"]
+        return found.works, found.found
+
+    assert answer("/runs/one") == (True, "THENCE_RECORD: every process that uses a GPU is recorded to /runs/one")
+    assert answer('{"directory": "/runs/one", "options": {"sampling": {"every": 100}}}')[0]
+    works, why = answer('{"directory": "/runs/one", "options": {"smpling": {"every": 100}}}')
+    assert not works
+    assert "smpling" in why
+    assert not answer('{"directry": "/runs/one"}')[0]
+    assert not answer("{")[0]

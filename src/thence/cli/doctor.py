@@ -16,7 +16,8 @@ Examples:
 """
 
 _NAMES = (
-    *("driver", "libcupti", "recording", "counters", "stalls", "nvtx", "graphs", "measure", "torch", "jax", "nsys"),
+    *("driver", "libcupti", "recording", "counters", "stalls", "variable", "nvtx", "graphs", "measure", "torch"),
+    *("jax", "nsys"),
     *("inside", "scanner", "unpickler", "disk"),
 )
 

@@ -40,6 +40,18 @@ _NO_PROCESS = (
 )
 
 
+def _no_driver() -> str | None:
+    """Why no process on this machine can use a GPU, and what to do; None if one can, as far as is known."""
+    from thence.capture.cuda.cuda_events import load_driver
+    from thence.errors import MissingRequirement
+
+    try:
+        load_driver()
+    except MissingRequirement as error:
+        return f"{error}; thence doctor says what works here"
+    return None
+
+
 def _window_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """``--always``, ``--counters``, what needs them and ``--stalls``, as one parameter: three of `RecordOptions`."""
 
@@ -251,7 +263,7 @@ def _sentence(recorded: Content, shown: str, unseen: str | None) -> str:
     reasons = dict.fromkeys([*([unseen] if unseen else []), *recorded.unseen])
     missing += [f"a Python process did not record itself: {reason}" for reason in reasons]
     if not recorded.rows:
-        return f"nothing was recorded: {'; '.join(missing) or _NO_PROCESS}"
+        return f"nothing was recorded: {'; '.join(missing) or _no_driver() or _NO_PROCESS}"
     text = (
         f"recorded {recorded.kernels:,} kernels and {recorded.rows - recorded.kernels:,} memcpys and memsets "
         f"of {recorded.processes} process{'es' * (recorded.processes > 1)} "

@@ -17,6 +17,8 @@ from typing import Any
 
 from thence.capture.cuda.cupti import RIGHTS_CURE, TAKEN
 from thence.capture.cuda.cupti_owner import holder
+from thence.capture.launcher.first_use import SETTINGS, settings_of
+from thence.capture.recorder.options import options_of
 from thence.doctor.probe import Finding, probe
 from thence.doctor.versions import (
     AS_ASKED,
@@ -31,6 +33,7 @@ from thence.doctor.versions import (
     why_no_samples,
     why_no_stacks,
 )
+from thence.errors import UsageError
 from thence.readers.compiled import SCANNER, UNPICKLER
 
 _PROC = PROC
@@ -153,7 +156,8 @@ _CUPTI_CURE = "pip install nvidia-cuda-cupti (CUDA 12: nvidia-cuda-cupti-cu12); 
 def _recording(machine: _Machine) -> _Answer:
     missing = machine.missing("driver", "libcupti")
     if missing:
-        return _no(f"nothing can be recorded without {_WITH[missing]}", f"see {missing}")
+        also = "" if hasattr(sys, "monitoring") else f"; {_lines_text()}"
+        return _no(f"nothing can be recorded without {_WITH[missing]}{also}", f"see {missing}")
     error = machine.error("recording")
     if error:
         return _no(error, _recording_cure(machine))
@@ -227,6 +231,19 @@ def _recording_cure(machine: _Machine) -> str:
     if code == _NO_PRIVILEGE or (_admins_only() and not _may_profile()):
         return RIGHTS_CURE
     return "thence.measure(f, mode='events') works without CUPTI"
+
+
+def _variable(_machine: _Machine) -> _Answer:
+    """What the variable that records any process asks for, with all of its options."""
+    value = os.environ.get(SETTINGS)
+    if value is None:
+        return _yes(f"{SETTINGS} is not set: processes record themselves only under thence record")
+    try:
+        directory, options = settings_of(value)
+        options_of(options)
+    except UsageError as error:
+        return _no(str(error), f"correct or unset {SETTINGS}; until then, processes run without being recorded")
+    return _yes(f"{SETTINGS}: every process that uses a GPU is recorded to {directory}")
 
 
 def _nvtx(machine: _Machine) -> _Answer:
@@ -365,6 +382,7 @@ CHECKS: dict[str, Callable[[_Machine], _Answer]] = {
     "recording": _recording,
     "counters": _counters,
     "stalls": _stalls,
+    "variable": _variable,
     "nvtx": _nvtx,
     "graphs": _graphs,
     "measure": _measure,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from typing import TYPE_CHECKING, Self
 
@@ -10,7 +12,6 @@ from thence.importing import own_imports
 from thence.integrations.logged import Logged
 
 if TYPE_CHECKING:
-    import os
     from types import TracebackType
 
     from thence.capture.recorder.options import RecordOptions, Schedule
@@ -59,6 +60,7 @@ class Training:
         """Begins to record; never raises. What an interrupted training left running is ended first."""
         self.end(summary=False)
         self.trouble = ""
+        is_new = not os.path.isdir(self._directory)  # noqa: PTH112 - as other code of a recorded program
         try:
             with own_imports():
                 from thence.capture.recorder.options import RecordOptions
@@ -68,7 +70,10 @@ class Training:
             recording.start()
         except Exception as error:  # noqa: BLE001 - the training comes first
             self.trouble = str(error) if isinstance(error, ThenceError) else repr(error)
-            _say(f"the training is not recorded, and goes on: {self.trouble}")
+            _say(f"the training is not recorded, and goes on: {self.trouble} (thence doctor says what works here)")
+            if is_new:
+                with contextlib.suppress(OSError):  # it holds something, or was never made
+                    os.rmdir(self._directory)  # noqa: PTH106
         else:
             self.recording = recording
 

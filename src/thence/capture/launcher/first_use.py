@@ -81,7 +81,7 @@ def _on_torch_imported(torch_cuda: Any, begin: Callable[[], None]) -> None:
 def install() -> None:
     """Watch imports, and record with the directory and options of the environment variable."""
     try:
-        directory, options = _settings(os.environ[SETTINGS])
+        directory, options = settings_of(os.environ[SETTINGS])
     except UsageError as error:
         sys.stderr.write(f"thence: process {os.getpid()} is not recorded: {error}\n")
         return
@@ -110,8 +110,8 @@ def install() -> None:
         when_imported("subprocess", lambda module: _watch_children(module.Popen, directory))
 
 
-def _settings(value: str) -> tuple[str, dict[str, Any]]:
-    """Directory and options that the variable states.
+def settings_of(value: str) -> tuple[str, dict[str, Any]]:
+    """Directory and options that the variable states; the options are examined when a recording begins.
 
     Processes that this one starts write to the same directory, wherever they run: a relative one is made absolute in
     the environment.

@@ -24,7 +24,6 @@ def csv_text(rows: pl.DataFrame) -> str:
 def _unnested(rows: pl.DataFrame) -> pl.DataFrame:
     """The table with a column for each field of its structs, also inside of structs."""
     while structs := [name for name, dtype in rows.schema.items() if isinstance(dtype, pl.Struct)]:
-        rows = rows.with_columns(
-            pl.col(name).name.map_fields(lambda field, name=name: f"{name}.{field}") for name in structs
-        ).unnest(structs)
+        named = (pl.col(name).name.prefix_fields(f"{name}.") for name in structs)
+        rows = rows.with_columns(named).unnest(structs)
     return rows
