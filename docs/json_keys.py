@@ -799,6 +799,7 @@ BY_VERB: dict[str, dict[str, str]] = {
         "gates[].after_ns": "ns per step: of the newest run, or of the newest level",
         "gates[].over_low_ns": "ns: lower end of the interval of the change less the bound",
         "gates[].over_high_ns": "ns: upper end",
+        "gates[].new": "names of the new rows of a bound such as new:kernel>0, that with most time first",
         "gates[].new[]": "of a bound new:KIND, the names that no run before has, that with most time first",
     },
     "diff": {
@@ -909,6 +910,7 @@ BY_VERB: dict[str, dict[str, str]] = {
         "gates[].verdict": "whether the change is larger for sure, may be, or is not",
         "gates[].over_low_ns": "ns: lower end of the interval of the change less the bound",
         "gates[].over_high_ns": "ns: upper end",
+        "gates[].new": "names of the new rows of a bound such as new:kernel>0, that with most time first",
         "gates[].new[]": "of a bound new:KIND, the names that no run before has, that with most time first",
     },
     "label": {

@@ -128,7 +128,7 @@ def command(
     **options: object,
 ) -> int:
     """What changed between two sides of runs, because of what, and is it more than noise?"""
-    from thence.analysis.diff.gate import judge, parse_bound
+    from thence.analysis.diff.gate import parse_bound
 
     given = _Options.of(options)
     bounds = [parse_bound(text) for text in given.bounds]
@@ -141,7 +141,7 @@ def command(
     diff.self_check()
     if diff.refusals and not given.anyway:
         return _refuse(diff, result)
-    gates = judge(diff.means, *diff.sides, bounds)
+    gates = diff.judged(bounds)
     shown = diff.by(given.kinds) if given.kinds else diff
     if result.form == "pftrace":
         _write_sides(inputs, (sides[0][0], sides[1][0]), result)

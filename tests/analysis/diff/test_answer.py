@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -222,7 +223,7 @@ def test_a_part_in_which_no_step_counts_is_refused_with_the_reason(window: dict[
 
 
 def gate(diff: Diff, text: str) -> str:
-    return judge(diff.means, *diff.sides, [parse_bound(text)])[0].verdict
+    return diff.judged([parse_bound(text)])[0].verdict
 
 
 def test_gates_fail_for_sure_only_beyond_the_whole_interval(base: list[Sample], tmp_path: Path) -> None:
@@ -263,7 +264,7 @@ def test_gates_judge_kernels_that_no_run_before_has(base: list[Sample], tmp_path
     assert verdicts == {
         "0": "exceeded", "0 ns": "exceeded", "2.9%": "exceeded", "3.3%": "within", "38us": "exceeded", "42us": "within",
     }  # fmt: skip
-    found = judge(diff.means, *diff.sides, [parse_bound("new:kernel>0")])[0]
+    found = diff.judged([parse_bound("new:kernel>0")])[0]
     assert found.new == ("fallback", "second")
     assert found.after_ns == pytest.approx(40e3, rel=0.01)
     assert "(fallback, second)" in str(found)
@@ -272,6 +273,23 @@ def test_gates_judge_kernels_that_no_run_before_has(base: list[Sample], tmp_path
     assert (gone.verdict, gone.new) == ("within", ())
     with pytest.raises(MissingData, match="neither side has rows by hlo"):
         gate(diff, "new:hlo>0")
+
+
+def test_a_kernel_in_the_place_of_another_one_is_new_and_one_that_was_built_anew_is_not(
+    base: list[Sample], tmp_path: Path
+) -> None:
+    """Both are one row of the comparison, of which the time changes little or not at all."""
+
+    def of(name: str, old: str, seeds: range) -> Diff:
+        work = [replace(one, kernel=name) if one.kernel == old else one for one in STEP]
+        return compare(base, runs(tmp_path, work, seeds))
+
+    fallback = of("math_attention_kernel", "flash_fwd_kernel", range(80, 83))
+    found = fallback.judged([parse_bound("new:kernel>0"), parse_bound("step>5%")])
+    assert [one.verdict for one in found] == ["exceeded", "within"]
+    assert found[0].new == ("math_attention_kernel",)
+    assert found[0].after_ns == pytest.approx(300e3, rel=0.01)
+    assert gate(of("sm90_gemm_128x256_tn", "sm90_gemm_128x64_tn", range(83, 86)), "new:kernel>0") == "within"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import polars as pl
 from thence.analysis.diff.comparability import not_checked, refusals
 from thence.analysis.diff.estimates import MAX_RUNS, discoveries, estimates, folds, more_runs, run_means, tree
 from thence.analysis.diff.explanation import explain
+from thence.analysis.diff.gate import NEW, judge
 from thence.analysis.diff.hardware import hardware_change, hardware_text
 from thence.analysis.diff.matching import kernels_of, matched_names, moved_time
 from thence.analysis.diff.memory import memory_change, memory_text
@@ -34,12 +35,13 @@ from thence.model.totals import close, must
 from thence.units import format_count, format_share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
     from thence.analysis.diff.comparability import NotChecked, Refusal
     from thence.analysis.diff.estimates import Estimates, RunMeans
+    from thence.analysis.diff.gate import Bound, Gate
     from thence.analysis.diff.matching import Match
     from thence.analysis.diff.moved_streams import MovedWork
     from thence.analysis.diff.sample import Sample
@@ -134,6 +136,7 @@ class Diff(Answer):
             `thence.analysis.diff.work.work_change` returns it; None if the work of one side is not known.
         memory: how the peak of memory changed, as `thence.analysis.diff.memory.memory_change` returns it; None if it
             is not known of one side.
+        matches: the rows whose names differ between the sides.
         hardware: how the rates of hardware counters changed, as `thence.analysis.diff.hardware.hardware_change` returns
             it; None if one side has none.
     """
@@ -154,6 +157,21 @@ class Diff(Answer):
     work: pl.DataFrame | None = None
     memory: pl.DataFrame | None = None
     hardware: pl.DataFrame | None = None
+    matches: tuple[Match, ...] = ()
+
+    def judged(self, bounds: Sequence[Bound]) -> tuple[Gate, ...]:
+        """Whether each bound holds. A kernel that takes the place of another one is new: `Match.replaces`.
+
+        Raises:
+            MissingData: neither side has the row of a bound.
+        """
+        of_new = self.means
+        if any(bound.by == NEW for bound in bounds):
+            same = [match for match in self.matches if not match.replaces]
+            of_new = run_means([*self.before, *self.after], _renamed(same))
+        return tuple(
+            gate for bound in bounds for gate in judge(of_new if bound.by == NEW else self.means, *self.sides, [bound])
+        )
 
     @property
     def sides(self) -> tuple[range, range]:
@@ -338,7 +356,7 @@ def compare(before: Sequence[Sample], after: Sequence[Sample], same_share: float
         raise UsageError("a comparison needs at least one run on each side")
     kernels = kernels_of(before), kernels_of(after)
     matches = matched_names(*kernels, (_sources(before), _sources(after)))
-    renamed = {(m.by, name): m.name for m in matches for name in (*m.before, *m.after)}
+    renamed = _renamed(matches)
     means = run_means([*before, *after], renamed)
     ours, theirs = range(len(before)), range(len(before), len(before) + len(after))
     found = estimates(means, ours, theirs)
@@ -374,7 +392,13 @@ def compare(before: Sequence[Sample], after: Sequence[Sample], same_share: float
         work,
         held,
         counted,
+        tuple(matches),
     )
+
+
+def _renamed(matches: Iterable[Match]) -> dict[tuple[str, str], str]:
+    """Kind and names of rows that are shown under another name, to that name."""
+    return {(match.by, name): match.name for match in matches for name in (*match.before, *match.after)}
 
 
 def _folded(samples: Sequence[Sample], sides: tuple[range, range], same_share: float) -> pl.DataFrame | None:

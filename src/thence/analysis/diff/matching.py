@@ -67,6 +67,11 @@ class Match:
     after: tuple[str, ...]
     rule: str
 
+    @property
+    def replaces(self) -> bool:
+        """Whether one kernel took the place of another one: names of one family are the same kernel, built anew."""
+        return self.by == "kernel" and {*map(family, self.before)} != {*map(family, self.after)}
+
 
 @lru_cache(maxsize=65_536)
 def family(name: str) -> str:
