@@ -96,7 +96,9 @@ def participants(rows: pl.DataFrame, alignment: Alignment | None, peers: pl.Data
         known=(pl.len() > 1).over("instance") & pl.col("matched").all().over("instance"),
         complete=pl.when(batch)
         .then(pl.col("all_shown").all().over("instance"))
-        .otherwise((pl.len().over("instance") >= size).fill_null(value=True)),
+        .otherwise(
+            (pl.len().over("instance") >= size).fill_null(value=True) & pl.col("matched").all().over("instance")
+        ),
         number=pl.int_range(pl.len()),
     )
     helpers = ("matched", "all_shown", "source_rank", "root", "number")

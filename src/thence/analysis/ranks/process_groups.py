@@ -61,8 +61,8 @@ def group_rows(collectives: JobCollectives, world: int) -> pl.DataFrame:
         description, members, size, shown (number of its devices in the trace), nodes and link (see
         `thence.analysis.ranks.nodes.with_links`), collectives (number of instances), and,
         summed over devices, exposed_ns, exposed_wait_ns (where a participant is missing, to the last arrival that the
-        trace shows) and transfer_ns (exposed time that is no wait; null if devices are missing); the largest wait
-        first. Collectives of XLA programs are one group without a name.
+        trace shows) and transfer_ns (exposed time that is no wait; null if devices are missing, or none of the
+        collectives is matched); the largest wait first. Collectives of XLA programs are one group without a name.
     """
     messages = pl.col("collective").is_in(MESSAGES)
     sums = collectives.rows.group_by("group").agg(
@@ -71,6 +71,7 @@ def group_rows(collectives: JobCollectives, world: int) -> pl.DataFrame:
         listed_size=pl.col("group_size").max(),
         exposed_ns=pl.col("exposed_ns").sum(),
         exposed_wait_ns=pl.col("exposed_wait_ns").sum(),
+        told=pl.col("complete").any(),
         only_messages=messages.all(),
         exchanges=pl.col("collective").is_in(("all-to-all", "ragged-all-to-all")).any(),
     )
@@ -98,7 +99,7 @@ def group_rows(collectives: JobCollectives, world: int) -> pl.DataFrame:
         "group", "name", "description", "members", "collectives", "exposed_ns", "exposed_wait_ns",
         "nodes", kind=kind, told_by=decided_by, size=size, link=pl.col("link").fill_null(UNKNOWN),
         shown="shown",
-        transfer_ns=pl.when((pl.col("shown") >= size).fill_null(value=True)).then(
+        transfer_ns=pl.when((pl.col("shown") >= size).fill_null(value=True) & pl.col("told")).then(
             (pl.col("exposed_ns") - pl.col("exposed_wait_ns")).clip(lower_bound=0)
         ),
     ).select(

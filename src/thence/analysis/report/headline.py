@@ -559,7 +559,9 @@ def _whole(trace: Attributed) -> pl.DataFrame:
 def _pace(
     job: Job, windows: pl.DataFrame, causes: Callable[[int, int], _Causes | None], no_causes: str, *, of_steps: bool
 ) -> Pace | None:
-    """The device that waits least for others; None for one device, or without exposed communication.
+    """The device that waits least for others; None for one device, and without exposed communication.
+
+    None also if more than half of that may be waiting or transfers: `Job.ranks` has it as ``unknown_ns``.
 
     Args:
         job: with the waits of each device.
@@ -569,7 +571,7 @@ def _pace(
         of_steps: whether the windows are steps.
     """
     exposed = float(job.ranks["exposed_ns"].sum())
-    if job.ranks.height < 2 or not exposed:
+    if job.ranks.height < 2 or not exposed or float(job.ranks["unknown_ns"].sum()) > exposed / 2:
         return None
     rank, device = job.ranks.sort("exposed_wait_ns", "rank", "device").select("rank", "device").row(0)
     own = windows.filter(rank=rank, device=device)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from thence.analysis.steps.over_time import StepsOverTime
 
 _BLUE, _ORANGE, _TEAL, _WINE, _LILAC, _RED, _BROWN, _VIOLET = COLOURS
+_NO_WAITS = "No rank makes another one wait"
 _STEPS = "typical steps"
 _BAND = {
     "start_up": ("start-up", _BROWN),
@@ -126,7 +127,8 @@ def ranks_chart(job: Job) -> Chart:
         title = "A step of the ranks for which the others wait most"
     if not job.ranks["caused_share"].sum():
         title = f"A step of {several(rows.height, 'rank')}" if shown else title
-        caption = "No rank makes another one wait. At the right: the mean step."
+        waits = "Which rank waits for which is not known" if job.ranks["unknown_ns"].sum() else _NO_WAITS
+        caption = f"{waits}. At the right: the mean step."
         texts = {row["name"]: format_ns(row["step_ns"]) for row in rows.iter_rows(named=True)}
     return Chart(
         title,

@@ -137,7 +137,7 @@ def _header(page: Page) -> str:
 def _left_out(page: Page) -> str:
     """Which files of the inputs were not read; empty if all were."""
     left_out = page.summary.meta.left_out
-    return notes(merged(left_out), "warnings") if left_out else ""
+    return notes(left_out, "warnings")
 
 
 def _unsound(page: Page) -> str:
@@ -621,7 +621,7 @@ def _attribution(page: Page) -> Section:
     warned = f"<h3>Warnings</h3>{listed}"
     missing = notes(_missing(page))
     absent = f"<h3>Not in this trace</h3>{missing}" if missing else ""
-    html += notes(merged((*summary.meta.left_out, *summary.notes))) + warned + absent
+    html += notes((*summary.meta.left_out, *summary.notes)) + warned + absent
     return Section("attribution", "Attribution and warnings", html)
 
 

@@ -7,6 +7,7 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from thence.writers.text.merged_sentences import merged
 from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ def scrolled(html: str, title: str) -> str:
 
 
 def notes(texts: Iterable[str], kind: str = "") -> str:
-    """Sentences as an HTML list; empty without any."""
-    items = "".join(f"<li>{escape(printable(text))}</li>" for text in texts)
+    """Sentences as an HTML list, those about several inputs merged; empty without any."""
+    items = "".join(f"<li>{escape(printable(text))}</li>" for text in merged(texts))
     return f'<ul class="{f"notes {kind}".strip()}">{items}</ul>' if items else ""
 
 
