@@ -107,7 +107,7 @@ def test_a_rank_that_cannot_be_read_is_left_out_with_its_reason(
     }
     assert any("of the ranks 0 to 2, 1 is missing: 1" in text for text in manifest.warnings)
     shown = json.loads(output(capsys, "report", store, "--format", "json")[0])
-    assert any("rank1.json" in text for text in shown["warnings"])
+    assert any("rank1.json" in text for text in shown["notes"])
     assert any("ranks 0 to 2, 1 is missing: 1" in text for text in shown["warnings"])
 
 

@@ -29,19 +29,17 @@ Examples:
   thence diff before.json.gz after.json.gz
   thence diff --before a1 a2 a3 --after b1 b2 b3     several runs per side: noise between them
   thence diff --baseline main_runs/ new1 new2 new3   every file or folder in main_runs/ is a run
-  thence diff --baseline main_runs/ new* --fail-on 'step>5%' --fail-on 'label:attention>10%'
-  thence diff --baseline main_runs/ new* --fail-on 'new:kernel>0'
+  thence diff --baseline main_runs/ new* --fail-on 'step>5%' --fail-on 'new:kernel>0'
   thence diff --baseline main_runs/ new* --format markdown >> "$GITHUB_STEP_SUMMARY"
   thence diff A B -o diff.html                       one page with both sides
   thence diff A B -o diff.pftrace                    steps below each other, for Perfetto
 
-A run is one file or folder: all ranks of one execution of the program. Times are per step and GPU.
-Each row has the 95 % interval of its difference and a verdict: slower, faster, new, gone, same, or
-unknown, with the number of further runs per side that would decide. One run per side does not show
-how much runs differ, so small differences are unknown there.
+A run is one file or folder: all ranks of one execution. Times are per step and GPU. Each row has the
+95 % interval of its difference and a verdict: slower, faster, new, gone, same, or unknown, with the
+number of further runs per side that would decide.
 
-Exit code: 0, also where the sides differ; 1 if a bound is certainly exceeded (with --strict: if it
-may be, and the time did not get less); 2 if the sides cannot be compared (--anyway does) or could not be read.
+Exit code: 0; 1 if a bound is certainly exceeded (with --strict: if it may be, and the time did not
+get less); 2 if the sides cannot be compared (--anyway does) or could not be read.
 """
 
 _TABLE = {
@@ -98,8 +96,8 @@ def _one_each(arguments: Sequence[str]) -> Iterator[str]:
     help="Kinds of rows besides the step. Repeatable. Default: all.",
 )
 @gate_options(
-    "Exit with 1 if a change certainly exceeds this: step (or total), busy, idle, communication, KIND:NAME or new:KIND "
-    "(what no run before has), then > and a bound in %, ns, us, ms or s. Repeatable."
+    "Exit with 1 if a change certainly exceeds this: step, busy, idle, communication, KIND:NAME or new:KIND, then > "
+    "and a bound in %, ns, us, ms or s. Repeatable."
 )
 @click.option("--within-run", is_flag=True, help="With --fail-on and one run per side: use the noise within each run.")
 @click.option("--anyway", is_flag=True, help="Compare although the sides are not comparable.")

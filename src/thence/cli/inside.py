@@ -36,7 +36,7 @@ Examples:
   thence inside gemm.npz --merge trace.json.gz -o all.pftrace   under the kernel's slice
   thence inside mosaic.npy --clock-ghz 1.755                JAX's buffer does not state its clock
   thence inside profiles/ --format json
-  thence inside sampled/                                    of thence record --stalls: time by line, and why
+  thence inside sampled/                                    stalls by line: thence record --stalls
 
 A buffer is an .npz file (thence.inside.save), or an .npy file with its description in a .json beside
 it. Layouts: thence, mosaic, mosaic-2024 (jax before 0.8), flashinfer, flashinfer-old, mirage, proton.

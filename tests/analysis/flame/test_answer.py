@@ -102,7 +102,7 @@ def test_frames_are_the_ranges_even_where_names_hold_separators(tmp_path: Path) 
     assert row(graph, outside)["kind"] == "unattributed"
     assert row(graph, "ncclDevKernel_AllReduce")["kind"] == "communication"
     assert row(graph, IDLE)["count"] == 3  # pieces of gaps
-    assert row(graph, "GPU time")["count"] == 3  # activities
+    assert row(graph, "GPU and idle time")["count"] == 3  # activities
 
 
 def test_operators_are_frames(tmp_path: Path) -> None:

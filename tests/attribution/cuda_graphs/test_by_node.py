@@ -136,7 +136,7 @@ def test_a_label_stands_below_the_range_around_the_launch(tmp_path: Path) -> Non
     joined = join_labels(tables, [read(made, tmp_path)])
     trace = Trace(with_places(tables, joined))
     assert trace.tables.places["label"].to_list() == [f"decode/{made.labels[n]}" for n in nodes]
-    assert trace.flame("label").nodes["name"].to_list()[:2] == ["GPU time", "decode"]
+    assert trace.flame("label").nodes["name"].to_list()[:2] == ["GPU and idle time", "decode"]
 
 
 def collective_document(made: Made) -> dict[str, Any]:

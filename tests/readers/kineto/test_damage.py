@@ -248,7 +248,7 @@ def test_two_files_that_claim_one_rank_are_told_apart_if_they_are_to_be_added(tm
     for name in ("a", "b"):
         written(tmp_path / f"{name}.json", [kernel(1, 10)], distributedInfo={"rank": 3})
     trace = thence.open(tmp_path, add=True)
-    assert sorted(trace.tables.gpu["rank"]) == [0, 3]
+    assert sorted(trace.tables.gpu["rank"]) == [3, 4]
     assert any("rank already taken" in w for w in trace.meta.warnings)
 
 
