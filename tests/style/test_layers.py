@@ -34,8 +34,9 @@ LAYERS = (
     {"store"},
     {"folding", "opening"},
     {"timing"},
-    {"capture.session", "doctor"},
+    {"capture.session"},
     {"capture.launcher", "watch"},
+    {"doctor"},
     # The packages that users import give names of all layers, and nothing below imports them.
     {"cli", "__init__", "__main__", "inside.__init__", "integrations", "jax", "torch"},
 )
