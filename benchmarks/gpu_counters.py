@@ -35,7 +35,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +42,7 @@ import numpy as np
 
 import thence
 from captured_step import captured
-from command_line import documented_parser
+from command_line import run_parts
 from thence.capture.cuda import cupti
 from thence.capture.cuda.clocks import ClockSamples
 from thence.capture.cuda.pm_sampling import PmSampler, Room
@@ -579,31 +578,5 @@ PROGRAMS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def main() -> None:
-    """Runs parts, each in a process of its own."""
-    arguments = documented_parser(__doc__)
-    arguments.add_argument("out", type=Path)
-    arguments.add_argument("parts", nargs="*", help="default: all")
-    given = arguments.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    for part in given.parts or PARTS:
-        what, _, name = part.partition(":")
-        if what == "part":
-            PARTS[name](given.out)
-        elif what == "program":
-            PROGRAMS[name](given.out)
-        elif what == "end":
-            end(given.out, name)
-        else:
-            began = time.perf_counter()
-            try:
-                command = [sys.executable, __file__, str(given.out), f"part:{part}"]
-                code = subprocess.run(command, check=False, timeout=TIMEOUT_S).returncode
-            except subprocess.TimeoutExpired:
-                traceback.print_exc()
-                code = -1
-            print(f"== {part}: code {code}, {time.perf_counter() - began:.0f} s", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    run_parts(__doc__, PARTS, {"program": lambda out, name: PROGRAMS[name](out), "end": end}, TIMEOUT_S)

@@ -374,19 +374,27 @@ def fsdp(out: Path) -> None:
     torch.multiprocessing.spawn(fsdp_rank, (str(out), ranks), nprocs=ranks)
 
 
-def fsdp_rank(rank: int, out: str, ranks: int) -> None:
-    """One of the processes; rank 1 holds one tensor more."""
+def sharded_training() -> Training:
+    """The training of this process's rank with FSDP2."""
     import torch
     from torch.distributed.fsdp import fully_shard
 
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29577", "RANK": str(rank), "WORLD_SIZE": str(ranks)}
-    torch.cuda.set_device(rank)
-    torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", rank))
     step = Training()
     for block in step.model.blocks:
         fully_shard(block)
     fully_shard(step.model)
     step.optimizer = torch.optim.AdamW(step.model.parameters(), lr=1e-4)
+    return step
+
+
+def fsdp_rank(rank: int, out: str, ranks: int) -> None:
+    """One of the processes; rank 1 holds one tensor more."""
+    import torch
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29577", "RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    torch.cuda.set_device(rank)
+    torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", rank))
+    step = sharded_training()
     kept = []
     for _ in range(2):
         step()

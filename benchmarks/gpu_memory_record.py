@@ -146,10 +146,9 @@ def plant(runtime: Any) -> None:
 
 def _rank(rank: int, out: str, ranks: int) -> None:
     import torch
-    from torch.distributed.fsdp import fully_shard
 
     import thence
-    from gpu_memory import Training
+    from gpu_memory import sharded_training
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29578", "RANK": str(rank), "WORLD_SIZE": str(ranks)}
     torch.cuda.set_device(rank)
@@ -158,11 +157,7 @@ def _rank(rank: int, out: str, ranks: int) -> None:
     runtime = ctypes.CDLL(next(line.split()[-1] for line in loaded if "libcudart" in line))
     with thence.record(Path(out) / "job_recording", thence.RecordOptions(memory=True, baseline=False)):
         torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", rank))
-        step = Training()
-        for block in step.model.blocks:
-            fully_shard(block)
-        fully_shard(step.model)
-        step.optimizer = torch.optim.AdamW(step.model.parameters(), lr=1e-4)
+        step = sharded_training()
         plant(runtime)
         for _ in range(20):
             step()

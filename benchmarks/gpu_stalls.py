@@ -34,7 +34,6 @@ import statistics
 import subprocess
 import sys
 import time
-import traceback
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +42,7 @@ import numpy as np
 
 import thence
 from captured_step import captured
-from command_line import documented_parser
+from command_line import run_parts
 from thence.model.column_file import decode as decode_part
 
 if TYPE_CHECKING:
@@ -531,31 +530,5 @@ PARTS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def main() -> None:
-    """Runs parts, each in a process of its own."""
-    arguments = documented_parser(__doc__)
-    arguments.add_argument("out", type=Path)
-    arguments.add_argument("parts", nargs="*", help="default: all")
-    given = arguments.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    for part in given.parts or PARTS:
-        what, _, name = part.partition(":")
-        if what == "part":
-            PARTS[name](given.out)
-        elif what == "end":
-            end(given.out, name)
-        elif what == "process":
-            process(given.out, name)
-        else:
-            began = time.perf_counter()
-            try:
-                command = [sys.executable, __file__, str(given.out), f"part:{part}"]
-                code = subprocess.run(command, check=False, timeout=TIMEOUT_S).returncode
-            except subprocess.TimeoutExpired:
-                traceback.print_exc()
-                code = -1
-            print(f"== {part}: code {code}, {time.perf_counter() - began:.0f} s", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    run_parts(__doc__, PARTS, {"end": end, "process": process}, TIMEOUT_S)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from thence.analysis.counters.sharing import Pairs, Shares
     from thence.model.arrays import Float64, Int64
     from thence.model.attributed import Attributed
+    from thence.model.tables import Device
 
 CLOCKS = ("gr_elapsed_cycles", "sm_elapsed_cycles")
 """Counters that tell how fast a clock ran. They count whatever runs, so they are shared by time alone."""
@@ -75,14 +76,25 @@ class Sampled:
             name: shared(self.pairs, amounts) for name, amounts in self.amounts.items() if name not in (*CLOCKS, ENERGY)
         }
 
+    @cached_property
+    def window_starts(self) -> Int64:
+        """Positions of the samples at which a window begins."""
+        apart = self.start[1:] - self.end[:-1] > _GAP_RATIO * (self.end - self.start)[1:]
+        return np.concatenate([[0], np.flatnonzero(apart) + 1])
+
     def windows(self) -> pl.DataFrame:
         """Consecutive samples: rank, device, start_ns, end_ns, samples."""
-        apart = self.start[1:] - self.end[:-1] > _GAP_RATIO * (self.end - self.start)[1:]
-        first = np.concatenate([[0], np.flatnonzero(apart) + 1])
+        first = self.window_starts
         after = np.append(first[1:], len(self.start))
         return pl.DataFrame(
             {"start_ns": self.start[first], "end_ns": self.end[after - 1], "samples": after - first}
         ).select(pl.lit(self.rank, pl.Int32).alias("rank"), pl.lit(self.device, pl.Int32).alias("device"), pl.all())
+
+
+def device_of(trace: Attributed, sampled: Sampled) -> Device | None:
+    """What the producer says of the device; None if it does not describe it."""
+    place = sampled.rank, sampled.device
+    return next((device for device in trace.meta.devices if (device.rank, device.device) == place), None)
 
 
 @once_per_trace

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.analysis.counters.devices import CLOCKS, Sampled, sampled_devices
+from thence.analysis.counters.devices import CLOCKS, Sampled, device_of, sampled_devices
 from thence.analysis.counters.sharing import of_places, pairs_of, pieces_of, shared, sums, with_idle
 from thence.attribution.work.data_types import data_types
 from thence.model.columns import values_or
@@ -131,7 +131,7 @@ def _add_counters(summed: _Sums, sampled: Sampled, claims: _Claims, trace: Attri
     pieces = pieces_of(pairs, position, group, weight, claims.groups)
     time = pairs.time[pieces.pair] * pieces.weight
     summed.add("sampled_ns", sums(pieces.place, time, claims.groups))
-    device = next((d for d in trace.meta.devices if (d.rank, d.device) == (sampled.rank, sampled.device)), None)
+    device = device_of(trace, sampled)
     if "sm_elapsed_cycles" in sampled.amounts:
         cycles = sampled.amounts["sm_elapsed_cycles"] / (sampled.end - sampled.start)
         elapsed = sums(pieces.place, time * cycles[pairs.sample[pieces.pair]], claims.groups)

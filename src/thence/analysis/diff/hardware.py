@@ -13,18 +13,16 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.counters.answer import energy_of_steps
-from thence.analysis.counters.devices import sampled_devices
+from thence.analysis.counters.devices import device_of, sampled_devices
+from thence.analysis.counters.rates import rates
 from thence.model.counter_names import ENERGY
-from thence.model.peaks import tensor_flop_in_cycle
 from thence.units import signed_share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from thence.analysis.counters.devices import Sampled
     from thence.model.arrays import Float64
     from thence.model.attributed import Attributed
-    from thence.model.tables import Device
 
 HARDWARE = {"figure": pl.String(), "value": pl.Float64(), "error": pl.Float64()}
 """Columns of `hardware_of`: figure (one of `FIGURES`), its mean, and its standard error, null for one window."""
@@ -49,46 +47,26 @@ def hardware_of(trace: Attributed) -> pl.DataFrame:
         trace: attributed; counters are those of all of its time.
     """
     whole = trace.around
-    devices = {(device.rank, device.device): device for device in whole.meta.devices}
     amounts: dict[str, list[Float64]] = {}
     joules = []
     for sampled in sampled_devices(whole):
         if ENERGY in sampled.amounts:
             joules.append(energy_of_steps(whole, sampled)[1])
             continue
-        for figure, amount, over in _of_windows(sampled, devices.get((sampled.rank, sampled.device))):
-            amounts.setdefault(figure, []).append(np.stack([amount, over]))
+        for figure, amount, over in rates(sampled, device_of(whole, sampled)):
+            of_windows = np.add.reduceat(np.stack([amount, over]), sampled.window_starts, axis=1)
+            amounts.setdefault(figure, []).append(of_windows)
     rows: list[tuple[str, float, float | None]] = []
-    for figure, of_devices in amounts.items():
-        amount, over = np.concatenate(of_devices, axis=1)
-        rates, weights = amount / over, over / over.mean()
-        mean = float((rates * weights).mean())
-        spread = float(np.sqrt((weights**2 * (rates - mean) ** 2).sum() / max(len(rates) - 1, 1) / len(rates)))
-        rows.append((figure, mean, spread if len(rates) > 1 else None))
-    if joules and None not in joules:
-        rows.append(("joules_per_step", float(np.sum([value for value in joules if value is not None])), None))
+    for figure in (figure for figure in FIGURES if figure in amounts):
+        amount, over = np.concatenate(amounts[figure], axis=1)
+        values, weights = amount / over, over / over.mean()
+        mean = float((values * weights).mean())
+        spread = float(np.sqrt((weights**2 * (values - mean) ** 2).sum() / max(len(values) - 1, 1) / len(values)))
+        rows.append((figure, mean, spread if len(values) > 1 else None))
+    known = [value for value in joules if value is not None]
+    if known and len(known) == len(joules):
+        rows.append(("joules_per_step", sum(known), None))
     return pl.DataFrame(rows, schema=HARDWARE, orient="row")
-
-
-def _of_windows(sampled: Sampled, device: Device | None) -> Iterator[tuple[str, Float64, Float64]]:
-    """Figures of a device: of each window an amount, and what it is divided by."""
-    lengths = sampled.windows()["samples"].to_numpy()
-    first = np.cumsum(lengths) - lengths
-
-    def summed(values: Float64) -> Float64:
-        return np.add.reduceat(values, first)
-
-    amounts, ns = sampled.amounts, summed((sampled.end - sampled.start).astype(np.float64))
-    in_cycle = tensor_flop_in_cycle(None if device is None else device.compute_capability)
-    if "sm_elapsed_cycles" in amounts:
-        cycles = summed(amounts["sm_elapsed_cycles"])
-        yield "clock_mhz", 1e3 * cycles, ns
-        if "sm_active_cycles" in amounts and device is not None and device.multiprocessors:
-            yield "sm_active_share", summed(amounts["sm_active_cycles"]), cycles * device.multiprocessors
-    if "tensor_cycles" in amounts and in_cycle is not None:
-        yield "tensor_tflops", summed(amounts["tensor_cycles"]) * in_cycle / 1e3, ns
-    if {"dram_read_bytes", "dram_write_bytes"} <= amounts.keys():
-        yield "memory_gbps", summed(amounts["dram_read_bytes"] + amounts["dram_write_bytes"]), ns
 
 
 def hardware_change(before: Sequence[pl.DataFrame], after: Sequence[pl.DataFrame]) -> pl.DataFrame | None:

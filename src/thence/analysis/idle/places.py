@@ -133,9 +133,9 @@ def _contexts(host: pl.DataFrame) -> tuple[Int64, Int64]:
     parent, forward = (row_numbers(host[name]) for name in ("parent", "forward"))
     of_forward = forward != NO_ROW
     category = host["category"].to_physical().to_numpy()
-    code = (_codes(host["name"]) * len(HOST_CATEGORIES) + category) * 2 + of_forward
+    code = (name_codes(host["name"]) * len(HOST_CATEGORIES) + category) * 2 + of_forward
     if host["metadata"].null_count() < host.height:
-        metadata = _codes(host["metadata"])
+        metadata = name_codes(host["metadata"])
         code = numbered(code)[0] * (int(metadata.max()) + 1) + metadata
     node, first = trie(parent, code)
     if not of_forward.any():
@@ -152,11 +152,6 @@ def _contexts(host: pl.DataFrame) -> tuple[Int64, Int64]:
     pair, first_of_pair = numbered(node[rows[others]] * len(first) + around[others])
     node[rows[others]] = pair + len(first)
     return node, np.concatenate([first, rows[others[first_of_pair]]])
-
-
-def _codes(names: pl.Series) -> Int64:
-    """The number of each Categorical name, 0 for null."""
-    return name_codes(names)
 
 
 def kinds_of(by: str) -> list[str]:
@@ -213,7 +208,7 @@ def _numbered_names(trace: Attributed, pieces: pl.DataFrame, by: str, places: Ho
         return number, devices.select(pl.format("rank {} device {}", *devices.columns)).to_series()
     if by == "kernel":
         name = trace.around.gpu["name"].gather(pieces["gpu"].cast(pl.UInt32))
-        number, first = numbered(_codes(name))
+        number, first = numbered(name_codes(name))
     else:
         name = pieces[by]
         number, first = numbered(row_numbers(name.to_physical()))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.analysis.memory.places import DEVICE, HOST_DEVICE, PLACES, MemoryPlaces, with_device
+from thence.attribution.host_rows import gathered
 from thence.model.tables import CUDA_ALLOCATOR
 
 if TYPE_CHECKING:
@@ -71,6 +72,5 @@ def _name(trace: Attributed, live: pl.DataFrame, by: str) -> pl.Series:
     if by == "rank":
         return live["rank"].cast(pl.String)
     if by == "step":
-        row = pl.Series(places.step, dtype=pl.Int64).replace(-1, None).cast(pl.UInt32)
-        return trace.steps["name"].cast(pl.String).gather(row)
+        return gathered(trace.steps["name"].cast(pl.String), places.step)
     return pl.Series([None] * live.height, dtype=pl.String)
