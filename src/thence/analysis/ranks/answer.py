@@ -116,7 +116,8 @@ class Job(Answer):
     Attributes:
         ranks: one row per device, the device that caused the longest waits first: rank, device, times_last (number
             of collectives of the steps that count in which others waited for it), awaited_ns (the wait in these
-            collectives per step, whoever caused it, of the device that waited longest for it), wait_caused_ns (in each step, the wait that it caused for
+            collectives per step, whoever caused it, of the device that waited longest for it), wait_caused_ns (in
+            each step, the wait that it caused for
             the device that waited longest for it; summed over the steps that count), caused_share (of `step_ns` times
             the number of these steps), straggler, mean_ns (wait caused per step, since it is late), late_share (mean_ns
             as a share of the mean time of these steps), low_ns (lower bound of mean_ns
@@ -279,9 +280,9 @@ class Job(Answer):
         if (self.groups["link"] == UNKNOWN).all():
             del links["link"]
         caused = (
-            f"times {self.per}; caused: the wait of others for which it is the cause, of {self.unit} (waits for several "
-            "ranks overlap, so these shares need not add up); times last: collectives in which others waited for it; "
-            "exposed: while the GPU computed nothing"
+            f"times {self.per}; caused: waits of others of which it is the cause, of {self.unit} (waits for several ranks "
+            "overlap, so these shares need not add up); times last: collectives in which others waited for it; exposed: "
+            "nothing computed meanwhile"
         )
         tables = (
             (self.links, links, ""), (self.ranks, ranks, caused), (*not_caused(self), ""),
@@ -602,8 +603,8 @@ def _to_explain(
     """The devices to explain, the keys of the steps in which each is late, and those of them that are usual."""
     named = ranks.filter("straggler").head(_EXPLAINED)
     if named.is_empty():
-        first = pl.int_range(pl.len()) == 0
-        named = ranks.filter(pl.col("wait_caused_ns") > 0, first | (pl.col("caused_share") > LATE_RANK_SHARE)).head(_EXPLAINED)
+        delays = (pl.int_range(pl.len()) == 0) | (pl.col("caused_share") > LATE_RANK_SHARE)
+        named = ranks.filter(delays, pl.col("wait_caused_ns") > 0).head(_EXPLAINED)
     places = list(named.select(_PLACE).iter_rows())
     since = [counted[counted.index(key) if key in counted else 0 :] for key in named["since_step"]]
     usual = [_usual(caused, place, late_keys, step_ns) for place, late_keys in zip(places, since, strict=True)]
@@ -706,9 +707,8 @@ def _rows(
             awaited_ns=pl.col("caused_ns").fill_null(0) / max(len(counted), 1),
         )
         .select(
-            *_PLACE, "times_last", "awaited_ns", "wait_caused_ns", "caused_share", "straggler", "mean_ns", "late_share", "low_ns",
-            "since_step",
-            "steps", "step_ns", "busy_ns", "compute_ns", "copy_ns", "exposed_ns", "exposed_wait_ns",
+            *_PLACE, "times_last", "awaited_ns", "wait_caused_ns", "caused_share", "straggler", "mean_ns",
+            "late_share", "low_ns", "since_step", "steps", "step_ns", "busy_ns", "compute_ns", "copy_ns", "exposed_ns", "exposed_wait_ns",
             pl.when(known).then(transfer.clip(lower_bound=0)).alias("transfer_ns"), "unknown_ns", "idle_ns",
             steps_per_second=pl.when("has_steps").then(1e9 / pl.col("step_ns")),
         )

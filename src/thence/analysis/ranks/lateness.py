@@ -28,8 +28,8 @@ it. Waits in sends and receives are treated separately, because the schedule of 
 
 The wait that a rank caused in a step: for each device that waited for it, the sum of its own waits over the step; the
 largest of these sums counts. The own waits of collectives in which another rank arrived later are added; the total is
-at most the longest exposed wait of a device in that step. Such a rank caused no more of a wait than the rank that arrived
-last caused or inherited: the rest is due to hosts that had launched ahead, and so to no rank.
+at most the longest exposed wait of a device in that step. Such a rank caused no more of a wait than the rank that
+arrived last caused or inherited: the rest is due to hosts that had launched ahead, and so to no rank.
 
 If the trace lacks a participant of a collective, and that participant may have arrived last
 (`thence.analysis.collectives.waits`), no rank is late in it, and all of its exposed time counts as time in which its
