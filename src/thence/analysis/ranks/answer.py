@@ -280,9 +280,9 @@ class Job(Answer):
         if (self.groups["link"] == UNKNOWN).all():
             del links["link"]
         caused = (
-            f"times {self.per}; caused: waits of others of which it is the cause, of {self.unit} (waits for several ranks "
-            "overlap, so these shares need not add up); times last: collectives in which others waited for it; exposed: "
-            "nothing computed meanwhile"
+            f"times {self.per}; caused: waits of others of which it is the cause, of {self.unit} (waits for several "
+            "ranks overlap, so these shares need not add up); times last: collectives in which others waited for it; "
+            "exposed: nothing computed meanwhile"
         )
         tables = (
             (self.links, links, ""), (self.ranks, ranks, caused), (*not_caused(self), ""),
@@ -708,7 +708,8 @@ def _rows(
         )
         .select(
             *_PLACE, "times_last", "awaited_ns", "wait_caused_ns", "caused_share", "straggler", "mean_ns",
-            "late_share", "low_ns", "since_step", "steps", "step_ns", "busy_ns", "compute_ns", "copy_ns", "exposed_ns", "exposed_wait_ns",
+            "late_share", "low_ns", "since_step",
+            "steps", "step_ns", "busy_ns", "compute_ns", "copy_ns", "exposed_ns", "exposed_wait_ns",
             pl.when(known).then(transfer.clip(lower_bound=0)).alias("transfer_ns"), "unknown_ns", "idle_ns",
             steps_per_second=pl.when("has_steps").then(1e9 / pl.col("step_ns")),
         )
