@@ -614,7 +614,7 @@ def _communication(composed: Composed) -> Iterator[Finding]:
     if exposed < _LEAST_SHARE:
         return
     rows: tuple[dict[str, Any], ...] = ()
-    kind, largest = None, ""
+    kind, largest = "", ""
     if found is not None:
         rows = _by_kind(found)
         kind = str(rows[0]["collective"])
