@@ -349,7 +349,8 @@ BY_VERB: dict[str, dict[str, str]] = {
         "not_caused[].share": "wait_ns as a share of these steps",
         "not_caused[].text": "the code in words",
         "ranks": "one object a device, who caused most first",
-        "ranks[].times_last": "collectives in which others waited for it",
+        "ranks[].times_last": "collectives of the steps that count in which others waited for it",
+        "ranks[].awaited_ns": "ns per step: the wait in them, whoever caused it, of the device that waited longest",
         "ranks[].wait_caused_ns": "ns over the steps that count: the wait that it caused itself, of the device that "
         "waited longest for it",
         "ranks[].caused_share": "wait_caused_ns as a share of these steps",

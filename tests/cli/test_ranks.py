@@ -67,7 +67,7 @@ def test_json_holds_what_is_checked_from_outside(job: Path, capsys: pytest.Captu
     document = json.loads(output(capsys, "ranks", job, "--format", "json")[0])
     assert document["stragglers"] == [{"rank": 1, "device": 0}]
     row = document["ranks"][0]
-    assert (row["rank"], row["device"], row["times_last"]) == (1, 0, 6)
+    assert (row["rank"], row["device"], row["times_last"]) == (1, 0, 5)  # the first of six steps does not count
     assert row["since_step"] == "ProfilerStep#1"
     assert row["wait_caused_ns"] == pytest.approx(5 * 200_000_000, rel=0.001)
     assert {"cause", "by", "name", "total_ns"} <= set(row["reasons"][0])
@@ -84,8 +84,8 @@ def test_csv_is_the_table_of_ranks(job: Path, capsys: pytest.CaptureFixture[str]
 def test_without_a_straggler_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     printed, _ = output(capsys, "ranks", *FSDP, "--clocks")
     assert printed.startswith("no late rank is named: 1 step counts, which is too few")
-    # Ranks 1 and 3 come last to every collective (tests/analysis/ranks/test_answer.py counts by hand).
-    assert re.search(r"the longest waits were for rank ([13]) GPU \1", printed)
+    # Rank 3 comes last to every collective (tests/analysis/ranks/test_answer.py counts by hand).
+    assert "rank 3 GPU 3 arrived last in 14 of 14 collectives" in " ".join(printed.split())
     assert re.search(r"no rank: hosts had launched ahead +\d", printed)
     assert "clock offset" in printed
 

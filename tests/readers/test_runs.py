@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from typing import TYPE_CHECKING, Any
@@ -90,6 +91,21 @@ def test_a_run_that_began_anew_is_not_filled_up_with_ranks_of_the_last_one(tmp_p
     assert "holds several runs; only the newest, 2 of 6 files, is read; left out: " in note
     assert "first_0.json" in note
     assert "and 1 more" in note
+
+
+def test_of_older_files_that_state_a_rank_only_the_first_bytes_are_read(tmp_path: Path) -> None:
+    """An older file whose events are no JSON is an error if it is decoded."""
+    for number in range(6):
+        run, rank = divmod(number, 2)
+        facts = {"baseTimeNanoseconds": MORNING + run * SECOND, "distributedInfo": {"rank": rank}}
+        events = [{"ph": "X", "ts": 1.5}] if run < 2 else [launch(1, 0), kernel(1, 1, 10 + rank)]
+        content = json.dumps({**facts, "traceEvents": events})
+        (tmp_path / f"{number}.json").write_text(content if run == 2 else content.replace("1.5}", "1.5, "))
+    opened = thence.open(tmp_path)
+    assert durations(opened) == {0: 10, 1: 11}
+    assert "2 of 6 files, is read; left out: 0.json, 1.json, 2.json and 1 more" in opened.meta.left_out[0]
+    with pytest.raises(thence.DamagedInput):
+        thence.open(tmp_path, add=True)
 
 
 def test_runs_in_folders(tmp_path: Path) -> None:

@@ -53,6 +53,18 @@ def test_a_second_ingest_reads_nothing(job: Path) -> None:
     assert (again.written, again.kept) == (0, 4)
 
 
+def test_joined_summaries_are_written_again_only_if_something_changed(tmp_path: Path) -> None:
+    store = tmp_path / "job.store"
+    first = stored(store, FSDP[:2]).manifest
+    written = {path: path.stat().st_ino for path in (store / "summaries").rglob("*.parquet")}
+    assert stored(store, FSDP[:2]).manifest == first
+    assert {path: path.stat().st_ino for path in (store / "summaries").rglob("*.parquet")} == written
+    gone = min(written)
+    gone.unlink()
+    assert stored(store, FSDP[:2]).manifest == first
+    assert gone.exists()
+
+
 def test_after_a_kill_it_goes_on_where_it_was(tmp_path: Path) -> None:
     store = tmp_path / "job.store"
     with pytest.raises(Killed):

@@ -58,7 +58,7 @@ _OPTIONS: dict[Option, Callable[[Any], Any]] = {
         brief="Only these steps: --steps 3:6, --steps typical",
         metavar="FIRST:LAST",
         help="Only work launched in these steps: 3:6 are 3, 4 and 5; typical are those without the first, warm-up and "
-        "outliers.",
+        "outliers; all are all of them, without what lies outside of steps.",
     ),
     "window": click.option(
         "--window",
@@ -278,7 +278,17 @@ def check_inputs(paths: Iterable[str]) -> None:
     for path in paths:
         named = path == "-" or is_url(path) or any(c in path for c in _GLOB)
         if not named and not os.path.lexists(path):
-            raise InputError(path, "no such file or directory")
+            raise InputError(path, f"no such file or directory{_who_writes(path)}")
+
+
+def _who_writes(path: str) -> str:
+    """Of a folder that does not exist: what would have written it, as the end of a sentence; else empty."""
+    if Path(path).suffix:
+        return ""
+    parent = Path(path).absolute().parent
+    if not parent.exists():
+        return f"; {parent} does not exist either: is it relative to another folder, or on another machine?"
+    return "; thence record -o FOLDER -- COMMAND writes such a folder, unless it says that nothing was recorded"
 
 
 def runs_in(folder: str) -> tuple[str, ...]:

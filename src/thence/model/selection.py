@@ -111,16 +111,18 @@ class Selection:
 
 
 def parse_steps(text: str) -> StepChoice:
-    """The steps of ``3:6``, ``3:``, ``:6``, ``3`` (that step alone) or ``typical``.
+    """The steps of ``3:6``, ``3:``, ``:6``, ``3`` (that step alone), ``typical`` or ``all``.
 
     Raises:
         UsageError: the text has another form.
     """
     if text == TYPICAL:
         return TYPICAL
+    if text == "all":
+        return None, None
     first, colon, last = text.partition(":")
     if not text.strip(":") or any(part and not _STEP.fullmatch(part) for part in (first, last)):
-        raise UsageError(f"cannot read the steps {text!r}: write 3:6 (3, 4 and 5), 3:, :6, 3 or typical")
+        raise UsageError(f"cannot read the steps {text!r}: write 3:6 (3, 4 and 5), 3:, :6, 3, typical or all")
     if not colon:
         return int(first), int(first) + 1
     return (int(first) if first else None), (int(last) if last else None)
@@ -163,7 +165,9 @@ def _exact_ns(number: str, unit: str) -> int:
 
 
 def _steps(choice: StepChoice) -> str:
-    return "typical steps" if isinstance(choice, str) else f"steps {_range(choice, str)}"
+    if isinstance(choice, str):
+        return "typical steps"
+    return "all steps" if choice == (None, None) else f"steps {_range(choice, str)}"
 
 
 def _range(ends: tuple[int | None, int | None], text: Callable[[int], str]) -> str:

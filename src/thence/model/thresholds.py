@@ -172,7 +172,7 @@ PROPOSED_COVERED_SHARE = 0.5
 ONE_LINE_SHARE = 0.9
 """Share of the GPU time on one source line from which on the lines inside the library that it calls are worth
 having."""
-UNEVEN_SHARE = 0.1
+UNEVEN_SHARE = 0.05
 """From this difference between GPUs on, a share of a step is stated with its range over the GPUs, because its median
 may be the figure of none of them."""
 NAMED_CAUSE_SHARE = 0.1

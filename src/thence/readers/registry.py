@@ -23,7 +23,7 @@ from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.memory_snapshot.joining import with_snapshots
 from thence.readers.plausible import plausible
 from thence.readers.remote import fetched, is_folder, is_url
-from thence.readers.runs import Read, in_newest_run, in_run, one_job
+from thence.readers.runs import Read, in_newest_run, in_run, older_of_rank, one_job
 from thence.readers.source import STANDARD_INPUT, NumberedFiles, Source, check_regular, expand, unchanged
 from thence.readers.torch_annotations import is_annotation_name
 
@@ -197,8 +197,11 @@ def read(
     parts: list[Read] = []
     skipped, damaged = [], []
     files, notes = files_of(names, run, add=add)
+    older = {} if add else _older(files, expansion)
     beside = NumberedFiles()
     for name, origin in files.items():
+        if name in older:
+            continue
         try:
             _text_name(name)
             tables = plausible(_read_one(name, progress, expansion, cores), name)
@@ -217,7 +220,7 @@ def read(
     if not parts:
         known = described(skipped[0], b"") if skipped else None
         raise InputError(", ".join(names), known or f"holds no trace; expected one of: {_expected()}")
-    parts, more_notes = one_job(with_snapshots(parts), add=add)
+    parts, more_notes = one_job(with_snapshots(parts), add=add, unread=older)
     tables = concat([part.tables for part in parts])
     meta = dataclasses.replace(tables.meta, left_out=(*notes, *more_notes))
     tables = dataclasses.replace(tables, meta=meta)
@@ -284,6 +287,16 @@ def files_of(names: Sequence[str], run: str | None = None, *, add: bool = False)
                 notes += more
         files |= {file: name for file in files_of_name if file not in files}
     return files, notes
+
+
+def _older(files: dict[str, str], expansion: Expansion) -> dict[str, str]:
+    """As `older_of_rank`: of the files that may be Kineto's, which begin with what is needed to tell."""
+    json = {file: origin for file, origin in files.items() if file.endswith((".json", ".json.gz"))}
+    if len(json) < 2:
+        return {}
+    from thence.readers.kineto.first_look import rank_and_begin
+
+    return older_of_rank(json, lambda name: rank_and_begin(name, expansion))
 
 
 def _is_directory(name: str) -> bool:

@@ -2,9 +2,9 @@
 
 Files are first chosen by the directory layout, before any of them is read (`in_newest_run`): jax.profiler and
 TensorBoard keep a folder for every run, ``plugins/profile/RUN/``; torch's ``tensorboard_trace_handler`` writes a
-file ``WORKER.TIME.pt.trace.json`` for every cycle of a profiler's schedule. They are then chosen by content,
-once they are read (`one_job`): two files that hold the same rank are of different jobs, unless the user asked to
-add them.
+file ``WORKER.TIME.pt.trace.json`` for every cycle of a profiler's schedule. Of files whose first bytes state the same
+rank, only the newest is decoded (`older_of_rank`). They are then chosen by content, once they are read (`one_job`): two
+files that hold the same rank are of different jobs, unless the user asked to add them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from thence.errors import InputError, UsageError
@@ -19,7 +20,7 @@ from thence.readers.remote import is_url
 from thence.units import listed, several
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from thence.model.tables import Tables
     from thence.units import Ns
@@ -130,11 +131,35 @@ def _newest_cycles(files: Sequence[str], notes: list[str]) -> tuple[list[str], l
     return [file for file in files if file not in older], notes
 
 
-def one_job(parts: Sequence[Read], *, add: bool) -> tuple[list[Read], list[str]]:
+def older_of_rank(files: Mapping[str, str], look: Callable[[str], tuple[int, Ns] | None]) -> dict[str, str]:
+    """The files of directories that state the same rank as a newer file of the directory, with their directories.
+
+    Args:
+        files: each with the input that it came from.
+        look: returns the rank and the begin of a file in Unix ns, or None if it does not state both at once.
+    """
+    newest: dict[tuple[str, int], tuple[Ns, str]] = {}
+    older = []
+    for file, origin in files.items():
+        if file == origin or is_url(file) or (told := look(file)) is None:
+            continue
+        rank, begin = told
+        one = begin, file
+        other = newest.get((origin, rank), one)
+        newest[origin, rank] = max(one, other)  # of files that begin together, the last by name
+        if other != one:
+            older.append(min(one, other)[1])
+    return {file: files[file] for file in older}
+
+
+def one_job(
+    parts: Sequence[Read], *, add: bool, unread: Mapping[str, str] = MappingProxyType({})
+) -> tuple[list[Read], list[str]]:
     """The inputs that belong to one job: from a directory with several runs, the files of the newest run.
 
     Args:
         parts: the inputs that were read.
+        unread: files of older runs that were not read, with their directories.
         add: keep all inputs; inputs that hold the same rank become ranks of their own.
 
     Returns:
@@ -149,13 +174,16 @@ def one_job(parts: Sequence[Read], *, add: bool) -> tuple[list[Read], list[str]]
     notes = []
     for origin in dict.fromkeys(part.origin for part in parts if part.origin != part.file):
         of_origin = [part for part in parts if part.origin == origin]
-        others = _of_other_runs(of_origin)
+        not_read = [file for file, where in unread.items() if where == origin]
+        others = _of_other_runs(of_origin, several_runs=bool(not_read))
         left_out.update(others)
-        if others:
-            names = listed([str(Path(file).relative_to(origin)) for file in others], _NAMED)
+        older = sorted([*others, *not_read])
+        if older:
+            names = listed([str(Path(file).relative_to(origin)) for file in older], _NAMED)
+            count = len(of_origin) - len(others)
             notes.append(
-                f"{origin}: holds several runs; only the newest, {len(of_origin) - len(others)} of {len(of_origin)} "
-                f"files, is read; left out: {names}; --run NAME reads another, --add reads all"
+                f"{origin}: holds several runs; only the newest, {count} of {count + len(older)} files, is read; left "
+                f"out: {names}; --run NAME reads another, --add reads all"
             )
     kept = [part for part in parts if part.file not in left_out]
     by_rank: dict[int, list[Read]] = {}
@@ -166,8 +194,13 @@ def one_job(parts: Sequence[Read], *, add: bool) -> tuple[list[Read], list[str]]
     return kept, notes
 
 
-def _of_other_runs(parts: Sequence[Read]) -> list[str]:
-    """Files of a directory that are not of its newest run; none if no two files hold the same rank."""
+def _of_other_runs(parts: Sequence[Read], *, several_runs: bool) -> list[str]:
+    """Files of a directory that are not of its newest run; none if no two files hold the same rank.
+
+    Args:
+        parts: the files that were read.
+        several_runs: whether a rank of theirs is also in a file that was not read.
+    """
     newest_first = sorted(parts, key=_recency, reverse=True)
     by_rank: dict[int, list[Read]] = {}
     repeated = []
@@ -176,7 +209,7 @@ def _of_other_runs(parts: Sequence[Read]) -> list[str]:
             repeated.append(part.file)
         else:
             _enter(part, by_rank)
-    if not repeated:
+    if not (repeated or several_runs):
         return []
     newest = next((window for part in newest_first if (window := _window(part.tables))), None)
     return [part.file for part in parts if part.file in repeated or _separate(newest, _window(part.tables))]

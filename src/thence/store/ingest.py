@@ -41,10 +41,11 @@ from thence.store.layout import (
     Settings,
     is_store,
     key_of,
+    read_manifest,
     read_part,
     write_json,
 )
-from thence.store.parquet_check import check_parquet, remember
+from thence.store.parquet_check import check_parquet, remember, remembered
 from thence.store.parts import join_summaries, summary_folders
 from thence.store.source_state import SourceStates
 from thence.store.task import Job, Outcome, ingest_one
@@ -440,21 +441,41 @@ def _joined(root: Path, settings: Settings, sources: Sources, outcomes: dict[str
         if (key := key_of(source)) in parts and source not in refused
     ]
     ranks = numbered(stored, add=sources.add)
-    remember(root / RANKS / o.folder for o in outcomes.values() if o.folder is not None)
-    check_parquet(root / RANKS / entry.folder for entry in ranks.entries)
-    summaries = join_summaries(root, ranks.entries)
-    remember(summary_folders(root, summaries))
     manifest = Manifest(
         settings=settings,
         complete=True,
         entries=ranks.entries,
         left=(*sorted(left, key=lambda left_out: left_out.source), *ranks.left),
-        summaries=summaries,
         notes=sources.notes,
         warnings=(*sources.warnings, *ranks.warnings),
     )
+    if (as_before := _unchanged(root, manifest, outcomes)) is not None:
+        return as_before
+    remember(root / RANKS / o.folder for o in outcomes.values() if o.folder is not None)
+    check_parquet(root / RANKS / entry.folder for entry in ranks.entries)
+    summaries = join_summaries(root, ranks.entries)
+    remember(summary_folders(root, summaries))
+    manifest = msgspec.structs.replace(manifest, summaries=summaries)
     write_json(root / MANIFEST, manifest)
     return manifest
+
+
+def _unchanged(root: Path, manifest: Manifest, outcomes: dict[str, Outcome]) -> Manifest | None:
+    """The manifest of the store if it says the same as a new one and the joined summaries are as they were written.
+
+    Args:
+        root: the store.
+        manifest: the new one, without summaries.
+        outcomes: of the inputs that were read now.
+    """
+    if any(outcome.folder is not None for outcome in outcomes.values()):
+        return None
+    try:
+        before = read_manifest(root)
+    except (DamagedInput, InputError):
+        return None
+    same = msgspec.structs.replace(manifest, summaries=before.summaries) == before
+    return before if same and remembered(summary_folders(root, before.summaries)) else None
 
 
 def _utf8(text: str) -> str:

@@ -83,6 +83,13 @@ def check_parquet(folders: Iterable[Path]) -> None:
         _remember([files.name for files in some])  # files that have changed since are checked again
 
 
+def remembered(folders: Iterable[Path]) -> bool:
+    """Whether all folders have Parquet files, which are as they were when they were last read or written."""
+    known = _remembered()
+    states = (_Files.of(folder) for folder in folders)
+    return all(files.paths and files.name in known for files in states)
+
+
 def remember(folders: Iterable[Path]) -> None:
     """Remembers the Parquet files of folders that this process has just written, without reading them."""
     _remember([_Files.of(folder).name for folder in folders])

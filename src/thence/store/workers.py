@@ -15,7 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from thence.child_python import safe_path
 from thence.errors import MissingRequirement, ThenceError, UsageError
@@ -23,6 +23,7 @@ from thence.store.task import Job, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from types import FrameType
 
 Task = "Callable[[Job], Outcome]"
 
@@ -72,7 +73,7 @@ class LocalWorkers:
     def _in_pool(self, task: Callable[[Job], Outcome], waiting: deque[Job], lost: list[Job]) -> Iterator[Outcome]:
         """Yields outcomes until all jobs are done or a process dies; then adds the jobs that were running to `lost`."""
         running: dict[Future[Outcome], Job] = {}
-        with safe_path(), _pool(min(self.processes, len(waiting))) as pool:
+        with safe_path(), _ended_in_order(), _pool(min(self.processes, len(waiting))) as pool:
             try:
                 while waiting or running:
                     while waiting and len(running) < _AHEAD * self.processes and not lost:
@@ -132,6 +133,27 @@ def _without_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Lets SIGTERM, like Ctrl-C, end this process by an exception, so that it removes the semaphores of its pool.
+
+    Otherwise Python's resource tracker, a process that outlives this one, prints a warning about them.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _terminated(number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _end(pool: ProcessPoolExecutor) -> None:

@@ -90,7 +90,7 @@ def test_a_rank_that_sleeps_in_backward_is_named_though_all_steps_are_equally_lo
     caused = found.stragglers["wait_caused_ns"][0]
     # Of the device that waited longest in each step; one and the same device of all steps waits a little less.
     assert 0.999 * 1000 * sum(others) <= caused <= 1000 * sum(others)
-    assert found.stragglers["times_last"][0] == job.steps
+    assert found.stragglers["times_last"][0] == job.steps - 1  # without the first
     (why,) = found.reasons
     sleeping = why.rows.filter(cause="python")
     named = dict(sleeping.select("by", "name").iter_rows())
@@ -159,8 +159,8 @@ def test_figures_of_ranks_are_per_step(tmp_path: Path) -> None:
 
 
 def by_hand() -> tuple[dict[int, int], dict[int, int], set[int]]:
-    """How often each rank of the FSDP job was last, how long each waited in the second step, and who arrived
-    in it after the median rank.
+    """In the second step of the FSDP job: how often each rank was last, how long it waited, and who arrived after
+    the median rank.
 
     The clocks agree. What its own rank computes in a wait is taken off. A collective is the n-th of its kind on
     every rank.
@@ -184,9 +184,9 @@ def by_hand() -> tuple[dict[int, int], dict[int, int], set[int]]:
     count = {kind: 1 + max(n for k, n in talks if k == kind) for kind, _ in talks}
     for (kind, number), arrivals in talks.items():
         late = max(arrivals, key=lambda rank: arrivals[rank][0])
-        last[late] += 1
         if number < count[kind] / 2:  # both steps have as many
             continue
+        last[late] += 1
         median = sorted(start for start, _ in arrivals.values())[1]  # the earlier one of the two
         causing |= {rank for rank, (start, _) in arrivals.items() if start > median}
         for rank, (start, _) in arrivals.items():
@@ -209,6 +209,14 @@ def test_real_ranks_are_late_as_counted_by_hand(fsdp_job: Job) -> None:
         whole = row["exposed_wait_ns"] * row["steps"]
         # Where compute lies within a collective is known to within its transfer.
         assert 0.98 * waited[row["rank"]] <= whole <= 1.005 * waited[row["rank"]]
+    # Ranks 0 and 2 waited as long as they did for rank 3, which is last each time; rank 1 is late, but never last.
+    first = found.ranks.row(0, named=True)
+    assert (first["rank"], first["times_last"]) == (3, 14)
+    assert 0.98 * max(waited.values()) <= first["awaited_ns"] <= 1.005 * max(waited.values())
+    assert [why.rank for why in found.reasons] == [3, 1]
+    # What is nobody's fault is not blamed on a rank that arrived before the last one.
+    ahead = found.not_caused.filter(code="launched_ahead")["wait_ns"][0]
+    assert (found.ranks["wait_caused_ns"] + ahead).max() <= max(waited.values()) * 1.005  # type: ignore[operator]
     caused = set(found.ranks.filter(pl.col("wait_caused_ns") > 0)["rank"])
     assert caused == causing
     assert found.stragglers.is_empty()

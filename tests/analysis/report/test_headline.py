@@ -253,9 +253,9 @@ def test_ranks_that_differ_are_stated_with_their_range_and_not_with_a_median_alo
     found = shared(*FSDP).headline
     assert found.steps is not None
     # Busy shares of ranks 0 to 3, from the JSON: 99.8, 35.1, 99.7 and 7.2 %; of two steps the second counts.
-    assert found.steps.text.startswith("1 step (of 2) of 40.64 ms: GPU busy 67.4 % (median; 7.2 % to 99.8 % on 4 GPUs)")
+    assert found.steps.text.startswith("1 step (of 2) of 40.64 ms: GPU busy 7.2 % to 99.8 % (4 GPUs, median 67.4 %)")
     assert found.steps.busy_spread.mean == pytest.approx((0.998 + 0.351 + 0.997 + 0.072) / 4, abs=0.001)
-    assert "(median; 2.1 % to 93.7 % on 4 GPUs) of a step the GPU communicates" in found.verdict.text
+    assert "for 2.1 % to 93.7 % (4 GPUs, median 61.7 %) of a step the GPU communicates" in found.verdict.text
     assert found.rest.startswith("rest of the recording, mean of 4 GPUs: ")
     one = shared(recording("torch_eager_rank0")).headline
     assert "GPUs" not in "".join(one.lines)

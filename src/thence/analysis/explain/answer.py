@@ -520,7 +520,7 @@ def _cause(composed: Composed, cause: str, share: float) -> Finding:
     free = Command("whatif", ("--free", f"cause:{cause}"))
     return Finding(
         "idle",
-        f"the GPU is idle for {at_most}{format_share(share, 1)}{spread.text} of {composed.unit}{ns} because of "
+        f"the GPU is idle for {at_most}{spread.text(share)} of {composed.unit}{ns} because of "
         f"{cause} ({MEANINGS[cause]}){places}",
         None if length is None else share * length,
         "ns per step" if length is not None else "share",
@@ -611,24 +611,26 @@ def _communication(composed: Composed) -> Iterator[Finding]:
     """Exposed communication, if it takes at least 2 % of a step."""
     found = composed.collectives.result
     exposed, spread = composed.headline.measured.exposed, composed.headline.measured.spread("exposed")
-    if found is None or exposed < _LEAST_SHARE:
+    if exposed < _LEAST_SHARE:
         return
-    kinds = found.by_size.group_by(pl.col("collective").cast(pl.String).fill_null("unknown")).agg(
-        count=pl.col("count").sum(), total_ns=pl.col("duration_ns").sum(), exposed_ns=pl.col("exposed_ns").sum()
-    )
-    kinds = kinds.sort("exposed_ns", "collective", descending=[True, False]).head(MAX_ROWS)
-    rows = tuple(row | {"collective": quoted(row["collective"])} for row in kinds.iter_rows(named=True))
-    kind = str(kinds["collective"][0])
+    rows: tuple[dict[str, Any], ...] = ()
+    kind, largest = "", ""
+    if found is not None:
+        rows = _by_kind(found)
+        kind = str(rows[0]["collective"])
+        rows = tuple(row | {"collective": quoted(row["collective"])} for row in rows)
+        largest = f"; the largest part in {quoted(kind)}"
     gain, no_gain = _gain_of(composed, f"free collective:{kind}")
     length = composed.length_ns
+    ranks = Command("ranks") if composed.job.result is not None else composed.next
     yield Finding(
         "communication",
-        f"for {format_share(exposed, 1)}{spread.text} of {composed.unit} the GPU communicates and computes nothing"
-        f"{composed.headline.measured.waiting}; the largest part in {quoted(kind)}",
+        f"for {spread.text(exposed)} of {composed.unit} the GPU communicates and computes nothing"
+        f"{composed.headline.measured.waiting}{largest}",
         None if length is None else exposed * length,
         "ns per step" if length is not None else "share",
-        Command("collectives"),
-        Command("ranks") if composed.job.result is not None else composed.next,
+        ranks if found is None else Command("collectives"),
+        ranks,
         share=exposed,
         severity=_severity(exposed),
         rows=rows,
@@ -636,6 +638,14 @@ def _communication(composed: Composed) -> Iterator[Finding]:
         no_gain=no_gain,
         place=kind,
     )
+
+
+def _by_kind(found: Collectives) -> tuple[dict[str, Any], ...]:
+    """Count, total_ns and exposed_ns of each kind of collective, the most exposed first."""
+    kinds = found.by_size.group_by(pl.col("collective").cast(pl.String).fill_null("unknown")).agg(
+        count=pl.col("count").sum(), total_ns=pl.col("duration_ns").sum(), exposed_ns=pl.col("exposed_ns").sum()
+    )
+    return tuple(kinds.sort("exposed_ns", "collective", descending=[True, False]).head(MAX_ROWS).to_dicts())
 
 
 def _use(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:

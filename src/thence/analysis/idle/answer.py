@@ -158,7 +158,7 @@ class IdleTime(Answer):
             "name": "last call that waited", "place": "called at", "total_ns": "idle after it", "share": "share",
             "count": "calls",
         }  # fmt: skip
-        late = {"rank": "rank", "device": "GPU", "wait_ns": "waited in collectives (busy time)"}
+        late = {"rank": "rank", "device": "GPU", "wait_ns": "waited in collectives (busy time; computing or not)"}
         shown = self.shown_rows
         kernels = shown["by"] == "kernel"
         short = short_names(shown["name"].filter(kernels).drop_nulls().to_list())

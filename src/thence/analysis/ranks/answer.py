@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _PLACE = ["rank", "device"]
 _EXPLAINED = 8
-"""Maximum number of stragglers that are explained: those that caused the longest waits."""
+"""Maximum number of ranks that are explained: those that caused the longest waits."""
 
 
 _LATE_NODES: dict[str, pl.DataType | type[pl.DataType]] = {
@@ -55,7 +55,7 @@ _RANKS = {
     "times_last": "times last",
     "step_ns": "step",
     "compute_ns": "compute",
-    "exposed_wait_ns": "waits",
+    "exposed_wait_ns": "exposed waits",
     "unknown_ns": "wait or transfer",
     "idle_ns": "idle",
     "transfer_ns": "transfers",
@@ -82,7 +82,7 @@ GROUPS = {
     "size": "ranks",
     "shown": "shown",
     "collectives": "collectives",
-    "exposed_wait_ns": "waits",
+    "exposed_wait_ns": "exposed waits",
     "transfer_ns": "transfers",
     "link": "link",
     "members": "members",
@@ -115,7 +115,9 @@ class Job(Answer):
 
     Attributes:
         ranks: one row per device, the device that caused the longest waits first: rank, device, times_last (number
-            of collectives in which others waited for it), wait_caused_ns (in each step, the wait that it caused for
+            of collectives of the steps that count in which others waited for it), awaited_ns (the wait in these
+            collectives per step, whoever caused it, of the device that waited longest for it), wait_caused_ns (in
+            each step, the wait that it caused for
             the device that waited longest for it; summed over the steps that count), caused_share (of `step_ns` times
             the number of these steps), straggler, mean_ns (wait caused per step, since it is late), late_share (mean_ns
             as a share of the mean time of these steps), low_ns (lower bound of mean_ns
@@ -135,8 +137,8 @@ class Job(Answer):
             its kernel, on the clock of the summaries), launched_ahead (the part of the wait since the median rank
             arrived that no rank caused, because the hosts of the waiting ranks had launched ahead; from 0 to 1).
         shown: which ranks of the job the trace shows, and which it lacks.
-        reasons: why stragglers are late; without stragglers, the reasons of the device that caused the longest waits,
-            if it caused any.
+        reasons: why stragglers are late; without stragglers, the reasons of the devices that caused more than
+            `LATE_RANK_SHARE`, or of the one that caused most.
         groups: as `thence.analysis.ranks.process_groups.group_rows` returns them.
         links: as `thence.analysis.ranks.process_groups.slow_links` returns them.
         stages: rank, device, stage, and means per step: step_ns, own_ns, bubble_ns, bubble_share; empty without
@@ -278,8 +280,9 @@ class Job(Answer):
         if (self.groups["link"] == UNKNOWN).all():
             del links["link"]
         caused = (
-            f"times {self.per}; caused: the longest wait for it, of {self.unit} (waits for several ranks overlap, so "
-            "these shares need not add up)"
+            f"times {self.per}; caused: waits of others of which it is the cause, of {self.unit} (waits for several "
+            "ranks overlap, so these shares need not add up); times last: collectives in which others waited for it; "
+            "exposed: nothing computed meanwhile"
         )
         tables = (
             (self.links, links, ""), (self.ranks, ranks, caused), (*not_caused(self), ""),
@@ -355,10 +358,7 @@ def shown_groups(job: Job) -> tuple[pl.DataFrame, dict[str, str]]:
 
 
 def straggler_lines(job: Job) -> Iterator[tuple[dict[str, Any], str]]:
-    """The row of each straggler, with a sentence about it.
-
-    If there is no straggler, the row of the device that caused the most waiting.
-    """
+    """The row of each device that is explained (`Job.reasons`), with a sentence about it."""
     for why in job.reasons:
         row = job.ranks.filter(pl.col("rank") == why.rank, pl.col("device") == why.device).row(0, named=True)
         yield row, _sentence(job, row, why)
@@ -368,7 +368,15 @@ def _sentence(job: Job, row: dict[str, Any], why: Reasons) -> str:
     share = format_share(row["late_share"], 1)
     who = f"rank {row['rank']} GPU {row['device']}"
     if not row["straggler"]:
-        text = f"the longest waits were for {who}: {format_ns(row['mean_ns'])} {job.per} ({share} of {job.unit})"
+        caused = f"{format_ns(row['mean_ns'])} {job.per} ({share} of {job.unit})"
+        if row["times_last"]:
+            times = several(int(job.ranks["times_last"].sum()), "collective")
+            text = (
+                f"{who} arrived last in {row['times_last']:,} of {times} with waits, in which others waited "
+                f"{format_ns(row['awaited_ns'])} {job.per}; of all waits, it caused {caused}"
+            )
+        else:
+            text = f"{who} arrived after the median rank, but never last; of all waits, it caused {caused}"
     else:
         text = (
             f"{who} makes others wait {format_ns(row['mean_ns'])} per step ({share} of a step) since "
@@ -458,7 +466,7 @@ def job_of(
     caused = _sums([waits.caused, beyond.select(*_PLACE, "key", caused_ns="own_ns")])
     late = _late(devices, caused, counted, lengths)
     kinds = devices["step_kind"].drop_nulls()
-    ranks = _rows(late, used, collectives, waits, _lacking_devices(collectives, lacking))
+    ranks = _rows(late, used, counted, collectives, waits, _lacking_devices(collectives, lacking))
     links = slow_links(collectives, steps, counted, step_ns)
     places, every, usual = _to_explain(ranks, caused, counted, step_ns) if explain else ([], [], [])
     remarks += _left_out_of_causes(places, every, usual)
@@ -595,7 +603,8 @@ def _to_explain(
     """The devices to explain, the keys of the steps in which each is late, and those of them that are usual."""
     named = ranks.filter("straggler").head(_EXPLAINED)
     if named.is_empty():
-        named = ranks.head(1).filter(pl.col("wait_caused_ns") > 0)
+        delays = (pl.int_range(pl.len()) == 0) | (pl.col("caused_share") > LATE_RANK_SHARE)
+        named = ranks.filter(delays, pl.col("wait_caused_ns") > 0).head(_EXPLAINED)
     places = list(named.select(_PLACE).iter_rows())
     since = [counted[counted.index(key) if key in counted else 0 :] for key in named["since_step"]]
     usual = [_usual(caused, place, late_keys, step_ns) for place, late_keys in zip(places, since, strict=True)]
@@ -660,9 +669,14 @@ def _lacking_devices(collectives: JobCollectives, lacking: pl.DataFrame) -> pl.D
 
 
 def _rows(
-    late: pl.DataFrame, used: pl.DataFrame, collectives: JobCollectives, lateness: Lateness, lacking: pl.DataFrame
+    late: pl.DataFrame,
+    used: pl.DataFrame,
+    counted: list[str],
+    collectives: JobCollectives,
+    lateness: Lateness,
+    lacking: pl.DataFrame,
 ) -> pl.DataFrame:
-    """`Job.ranks`."""
+    """`Job.ranks`; ``used``: the rows of the steps that count, ``counted``: their keys."""
     times = used.group_by(_PLACE).agg(
         pl.len().alias("steps"),
         pl.col("duration").mean().alias("step_ns"),
@@ -672,11 +686,13 @@ def _rows(
     waited = lateness.waited.join(used.select(*_PLACE, "key"), on=[*_PLACE, "key"], how="semi")
     waits = waited.group_by(_PLACE).agg(waited=pl.col("wait_ns").sum(), unknown=pl.col("unknown_ns").sum())
     last = (
-        collectives.rows.select("late_rank", "late_device", "instance", "exposed_wait_ns")
+        collectives.rows.select(*_PLACE, "step", "late_rank", "late_device", "instance", "exposed_wait_ns")
         .filter(pl.col("exposed_wait_ns") > 0)
+        .join(used.select(*_PLACE, "step"), on=[*_PLACE, "step"], how="semi")
         .group_by(rank="late_rank", device="late_device")
         .agg(times_last=pl.col("instance").n_unique())
     )
+    awaited = lateness.awaited.filter(pl.col("key").is_in(counted)).group_by(_PLACE).agg(pl.col("caused_ns").sum())
     exposed_wait, unknown = (pl.col(c).fill_null(0) / pl.col("steps") for c in ("waited", "unknown"))
     transfer = pl.col("exposed_ns") - pl.col("exposed_wait_ns") - pl.col("unknown_ns")
     known = pl.col("lacks").is_null() | (pl.col("unknown_ns") == 0)
@@ -684,13 +700,15 @@ def _rows(
         late.join(times, on=_PLACE, how="left")
         .join(waits, on=_PLACE, how="left")
         .join(last, on=_PLACE, how="left")
+        .join(awaited, on=_PLACE, how="left")
         .join(lacking, on=_PLACE, how="left")
         .with_columns(
-            exposed_wait_ns=exposed_wait, unknown_ns=unknown, times_last=pl.col("times_last").fill_null(0)
+            exposed_wait_ns=exposed_wait, unknown_ns=unknown, times_last=pl.col("times_last").fill_null(0),
+            awaited_ns=pl.col("caused_ns").fill_null(0) / max(len(counted), 1),
         )
         .select(
-            *_PLACE, "times_last", "wait_caused_ns", "caused_share", "straggler", "mean_ns", "late_share", "low_ns",
-            "since_step",
+            *_PLACE, "times_last", "awaited_ns", "wait_caused_ns", "caused_share", "straggler", "mean_ns",
+            "late_share", "low_ns", "since_step",
             "steps", "step_ns", "busy_ns", "compute_ns", "copy_ns", "exposed_ns", "exposed_wait_ns",
             pl.when(known).then(transfer.clip(lower_bound=0)).alias("transfer_ns"), "unknown_ns", "idle_ns",
             steps_per_second=pl.when("has_steps").then(1e9 / pl.col("step_ns")),

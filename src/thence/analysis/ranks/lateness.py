@@ -28,7 +28,8 @@ it. Waits in sends and receives are treated separately, because the schedule of 
 
 The wait that a rank caused in a step: for each device that waited for it, the sum of its own waits over the step; the
 largest of these sums counts. The own waits of collectives in which another rank arrived later are added; the total is
-at most the longest exposed wait of a device in that step.
+at most the longest exposed wait of a device in that step. Such a rank caused no more of a wait than the rank that
+arrived last caused or inherited: the rest is due to hosts that had launched ahead, and so to no rank.
 
 If the trace lacks a participant of a collective, and that participant may have arrived last
 (`thence.analysis.collectives.waits`), no rank is late in it, and all of its exposed time counts as time in which its
@@ -121,6 +122,7 @@ class Lateness:
         missing: key, wait_ns: the exposed time in each step of collectives in which a rank that the trace lacks may
             have arrived last, of the device that has most of it.
         messages: like caused, but for sends and receives, with whole waits instead of own ones.
+        awaited: like caused, with the whole waits for the device that arrived last, whoever caused them.
         waited: rank, device, key, wait_ns: exposed waits of each device in each step; where a participant is missing,
             until the last arrival that the trace shows; unknown_ns: the rest of the exposed time of such collectives,
             which is wait or transfer.
@@ -132,6 +134,7 @@ class Lateness:
     early: pl.DataFrame
     missing: pl.DataFrame
     messages: pl.DataFrame
+    awaited: pl.DataFrame
     waited: pl.DataFrame
 
 
@@ -161,6 +164,8 @@ def lateness(collectives: JobCollectives, steps: pl.DataFrame) -> Lateness:
     waits = rows.select(
         *("instance", "collective", "late_rank", "late_device", *_PLACE, "key", "exposed_wait_ns")
     ).filter(pl.col("exposed_wait_ns") > 0, pl.col("late_rank").is_not_null())
+    whole = pl.col("exposed_wait_ns").cast(pl.Float64)
+    awaited = _caused(waits.with_columns(ns=whole))
     is_message = pl.col("collective").is_in(MESSAGES)
     messages, others = (waits.filter(which).drop("collective") for which in (is_message, ~is_message))
     late = _blamed(rows, others, collectives.begins)
@@ -184,7 +189,8 @@ def lateness(collectives: JobCollectives, steps: pl.DataFrame) -> Lateness:
         ahead,
         early,
         _missing(rows),
-        _caused(messages.with_columns(ns=pl.col("exposed_wait_ns").cast(pl.Float64))),
+        _caused(messages.with_columns(ns=whole)),
+        awaited,
         waited,
     )
 
@@ -404,6 +410,10 @@ def _divided(both: pl.DataFrame) -> pl.DataFrame:
     parts = parts.with_columns(more_idle=pl.when(bounded).then(limited).otherwise("more_idle"))
     total = pl.sum_horizontal(f"more_{name}" for name in PARTS)
     host_bound = pl.when(bounded).then((pl.col("own_ns") - total).clip(lower_bound=0)).otherwise(0)
+    parts = parts.with_columns(host_bound_ns=host_bound)
+    of_last = pl.when("last").then(pl.col("wait_ns") - pl.col("host_bound_ns")).max().over("instance")
+    most = pl.min_horizontal("own_ns", of_last)
+    host_bound = pl.max_horizontal("host_bound_ns", pl.col("own_ns") - most)
     parts = parts.with_columns(host_bound_ns=host_bound).with_columns(pl.col("own_ns") - host_bound)
     scale = pl.when(total > 0).then(pl.col("own_ns") / total)
     shares = parts.with_columns(

@@ -41,7 +41,7 @@ from thence.analysis.steps.windows import OUTLIER, RULES, Steps, basis_of, left_
 from thence.errors import MissingData
 from thence.model.tables import ENDLESS, NO_STEPS
 from thence.model.thresholds import MAX_HOST_RANGES, SAMPLED_HOST_RANGES, SHOWN_SHARE
-from thence.units import format_ns, format_share, several
+from thence.units import format_ns, several
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -148,8 +148,8 @@ class StepFigures:
         if self.plain is not None:
             steps = self.plain.text
         return (
-            f"{steps}: GPU busy {at_least}{format_share(self.busy_share, 1)}{self.busy_spread.text}, idle {at_most}"
-            f"{format_share(self.idle_share, 1)}{self.busy_spread.rest.text}"
+            f"{steps}: GPU busy {at_least}{self.busy_spread.text(self.busy_share)}, idle {at_most}"
+            f"{self.busy_spread.rest.text(self.idle_share)}"
         )
 
     @property

@@ -119,12 +119,14 @@ class Spread:
         """Whether the GPUs differ so much that their median may be the figure of none."""
         return self.high - self.low >= UNEVEN_SHARE
 
-    @property
-    def text(self) -> str:
-        """The range after a figure, with a space before it; empty if the GPUs are alike."""
+    def text(self, median: float) -> str:
+        """A share in words: the median, or where GPUs differ their range, with the median after it."""
         if not self.uneven:
-            return ""
-        return f" (median; {format_share(self.low, 1)} to {format_share(self.high, 1)} on {self.gpus} GPUs)"
+            return format_share(median, 1)
+        return (
+            f"{format_share(self.low, 1)} to {format_share(self.high, 1)} ({self.gpus} GPUs, median "
+            f"{format_share(median, 1)})"
+        )
 
 
 ALIKE = Spread(0.0, 0.0, 1, 0.0)
@@ -235,10 +237,9 @@ def verdict(measured: Measured, soundness: Soundness) -> Verdict:
             if measured.exposed >= VERDICT_IDLE_SHARE
             else ""
         )
-        spread = measured.spread("busy").text
-        text = f"GPU-bound: the GPU is busy for {format_share(measured.busy, 1)}{spread} of {whole}{exposed}"
+        text = f"GPU-bound: the GPU is busy for {measured.spread('busy').text(measured.busy)} of {whole}{exposed}"
         return Verdict("gpu_bound", text + others)
-    idle_text = f"{format_share(idle, 1)}{measured.spread('idle').text}"
+    idle_text = measured.spread("idle").text(idle)
     if measured.causes is None:
         text = f"unknown: the GPU is idle for {idle_text} of {whole}; why is unknown: {measured.no_causes}"
         return Verdict("unknown", text + others)
@@ -250,8 +251,8 @@ def _of_communication(measured: Measured, soundness: Soundness, whole: str) -> V
     """The verdict on a step that is mostly exposed communication: transfers, or what the ranks wait for."""
     pace = measured.pace
     exposed = (
-        f"for {format_share(measured.exposed, 1)}{measured.spread('exposed').text} of {whole} the GPU communicates and "
-        f"computes nothing{measured.waiting}"
+        f"for {measured.spread('exposed').text(measured.exposed)} of {whole} the GPU communicates and computes nothing"
+        f"{measured.waiting}"
     )
     if pace is None or not measured.mostly_waits:
         return Verdict("communication_bound", f"communication-bound: {exposed}")
@@ -259,7 +260,7 @@ def _of_communication(measured: Measured, soundness: Soundness, whole: str) -> V
     if own.code == "communication_bound":  # even the device that waits least mostly communicates
         return Verdict("waits_for_rank", f"the ranks wait for each other in turn: {exposed}")
     name, _, text = own.text.partition(": ")
-    return Verdict(own.code, f"{name}: {exposed}; on rank {pace.rank} GPU {pace.device}, which waits least, {text}")
+    return Verdict(own.code, f"{name}: on rank {pace.rank} GPU {pace.device}, which waits least, {text}; {exposed}")
 
 
 def _late_text(measured: Measured, whole: str) -> str:

@@ -117,10 +117,10 @@ def ranks_chart(job: Job) -> Chart:
     shown = "" if rows.height == job.ranks.height else f"{several(rows.height, 'rank')} of {job.ranks.height:,}. "
     title, caption = (
         "A step of each rank",
-        "At the right: the mean step, and how much of a step others wait for the rank.",
+        "At the right: the mean step, and the waits of others that the rank caused, of a step.",
     )
     texts = {
-        row["name"]: f"{format_ns(row['step_ns'])}, others wait {format_share(row['caused_share'], 1)}"
+        row["name"]: f"{format_ns(row['step_ns'])}, caused {format_share(row['caused_share'], 1)}"
         for row in rows.iter_rows(named=True)
     }
     if shown:

@@ -35,12 +35,12 @@ MAPS = {"wait_ns": "waits", "compute_ns": "compute", "step_ns": "step", "caused_
 
 _RANK_FIELDS = (
     Field("name", "rank", "text"),
-    Field("caused_share", "others wait for it, of a step", "share", bar=True),
+    Field("caused_share", "waits it caused, of a step", "share", bar=True),
     Field("times_last", "times last", "count"),
     Field("since_step", "late since", "text"),
     Field("step_ns", "step", "ns"),
     Field("compute_ns", "compute", "ns"),
-    Field("exposed_wait_ns", "waits", "ns"),
+    Field("exposed_wait_ns", "exposed waits", "ns"),
     Field("unknown_ns", "wait or transfer", "ns"),
     Field("transfer_ns", "transfers", "ns"),
     Field("copy_ns", "memcpy", "ns"),

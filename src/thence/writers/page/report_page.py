@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from thence.analysis.flame.answer import Flame
     from thence.analysis.report.page import Page
     from thence.analysis.report.summary import Summary, Totals
+    from thence.analysis.report.verdict import Spread
     from thence.writers.charts.chart import Chart
 
 _Card = tuple[str, str, str, float | None]
@@ -193,11 +194,19 @@ def _step_cards(page: Page) -> Iterator[_Card]:
     for title, sign, share, spread in (
         ("Busy", at_least, busy, steps.busy_spread), ("Idle", at_most, idle, steps.busy_spread.rest),
     ):  # fmt: skip
-        of = "of a step"
-        if devices > 1:
-            ends = f", {format_share(spread.low, 1)} to {format_share(spread.high, 1)}" if spread.uneven else ""
-            of += f", median of {format_count(devices)} GPUs{ends}; mean {format_share(spread.mean, 1)}"
-        yield title, sign + format_share(share, 1), of, share
+        value, of = _share_of_step(share, spread, devices)
+        yield title, sign + value, of, share
+
+
+def _share_of_step(share: float, spread: Spread, devices: int) -> tuple[str, str]:
+    """Value and note of a card: the median of the devices, or their range where they differ."""
+    if devices == 1:
+        return format_share(share, 1), "of a step"
+    count, mean = format_count(devices), format_share(spread.mean, 1)
+    if not spread.uneven:
+        return format_share(share, 1), f"of a step, median of {count} GPUs; mean {mean}"
+    ends = f"{format_share(spread.low, 1)} to {format_share(spread.high, 1)}"
+    return ends, f"of a step, {count} GPUs; median {format_share(share, 1)}, mean {mean}"
 
 
 def _whole_cards(page: Page) -> list[_Card]:
@@ -227,8 +236,8 @@ def _communication_card(page: Page) -> _Card:
     rest = f"{hidden} of communication is hidden"
     if steps is not None:
         share = steps.exposed_share
-        of_step = "of a step" if page.in_full else f"of a step; {rest}"
-        return "Exposed communication", format_share(share, 1), of_step, share
+        value, of_step = _share_of_step(share, steps.exposed_spread, page.whole.devices)
+        return "Exposed communication", value, of_step if page.in_full else f"{of_step}; {rest}", share
     share = exposed / max(page.whole.span_ns, 1)
     return "Exposed communication", format_ns(exposed), f"of the span; {rest}", share
 

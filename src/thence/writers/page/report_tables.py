@@ -115,7 +115,7 @@ IDLE_WAIT_FIELDS = (
 IDLE_LATE_FIELDS = (
     Field("rank", "rank", "count"),
     Field("device", "GPU", "count"),
-    Field("wait_ns", "waited in collectives (busy time)", "ns", bar=True),
+    Field("wait_ns", "waited in collectives (busy time; computing or not)", "ns", bar=True),
 )
 SIZE_FIELDS = (
     Field("collective", "collective", "text"),

@@ -1,5 +1,5 @@
 // The heat map of a job: a row for each rank, a column for each step. The canvas has a pixel for each cell and is
-// stretched over its place; the arrow keys and the pointer select a cell, whose figures the status line has.
+// stretched over its place; steps that do not count are grey; the arrow keys and the pointer select a cell, whose figures the status line has.
 
 function heatMap(place, data) {
   const floats = (text) => new Float32Array(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer);
@@ -26,7 +26,8 @@ function heatMap(place, data) {
   canvas.setAttribute("role", "img");
   canvas.setAttribute("aria-label", "Heat map: a row for each rank, a column for each step. Arrow keys select a cell; the table below has every rank.");
   status.setAttribute("role", "status");
-  status.textContent = "a row is a rank, a column a step: point at a cell, or use the arrow keys";
+  const grey = counts.every(Boolean) ? "" : "; grey: steps that are left out of the figures";
+  status.textContent = `a row is a rank, a column a step${grey}: point at a cell, or use the arrow keys`;
   const field = element("div", undefined, "field");
   field.append(canvas, ring);
   map.append(element("div"), columns, names, field);
@@ -48,7 +49,7 @@ function heatMap(place, data) {
       const value = shown.values[order[row] * steps + step];
       if (Number.isNaN(value)) continue;
       const part = Math.max(0, Math.min(1, (value - low) / (high - low)));
-      image.data.set([200, 70, 30, Math.round(255 * (0.05 + 0.95 * part))], 4 * (row * steps + step));
+      image.data.set([...(counts[step] ? [200, 70, 30] : [125, 125, 125]), Math.round(255 * (0.05 + 0.95 * part))], 4 * (row * steps + step));
     }
     context.putImageData(image, 0, 0);
     canvas.style.height = `${height() * ranks}px`;
@@ -67,7 +68,7 @@ function heatMap(place, data) {
       names.append(label);
       free = row + every;
     });
-    columns.replaceChildren(...(steps > 1 ? [0, steps - 1] : [0]).map((step) => element("span", data.steps[step])));
+    columns.replaceChildren(...(steps > 1 ? [0, steps - 1] : [0]).map((step) => element("span", data.steps[step] + (counts[step] ? "" : " (left out)"))));
   }
   function select(cell) {
     at = cell;
