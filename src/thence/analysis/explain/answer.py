@@ -30,7 +30,7 @@ from thence.analysis.explain.finding import (
 from thence.analysis.idle.host_causes import MEANINGS
 from thence.analysis.report.verdict import WITHOUT_STEPS
 from thence.analysis.steps.windows import selected_steps
-from thence.analysis.whatif.answer import EDGES_ADVICE, FREEABLE
+from thence.analysis.whatif.answer import FREEABLE
 from thence.analysis.whatif.prediction import MAX_SUGGESTED
 from thence.model.answer import Answer, Lines, ResultOrReason, result_or_reason
 from thence.model.places import FOLLOWING, LAYERED
@@ -61,6 +61,7 @@ KINDS: Mapping[str, str] = {
     "no_late_rank": "no rank makes the others wait",
     "communication": "communication in which nothing is computed",
     "use": "FLOP and bytes against what the GPU allows",
+    "precision": "matrix products that a narrower data type would make faster",
     "headroom": "the place that is furthest above the time that the GPU allows",
     "memory": "the device with the highest peak of memory, and what holds it",
     "gain": "a change with its predicted gain",
@@ -351,7 +352,7 @@ def explanation(composed: Composed) -> Explanation:
     gains = list(_gains(composed, missing))
     idle = list(_idle(composed, missing))
     late = list(_late(composed, missing))
-    use = list(_use(composed, missing))
+    use, wide = list(_use(composed, missing)), list(_precision(composed))
     memory = list(_memory(composed, missing))
     communication = list(_communication(composed))
     known = composed.roofline.result
@@ -360,10 +361,10 @@ def explanation(composed: Composed) -> Explanation:
     leading = {
         "waits_for_rank": [*late, *idle],
         "communication_bound": [*communication, *late, *idle],
-        "gpu_bound": [*(use[:1] if modelled else kernels), *late, *idle],
+        "gpu_bound": [*(use[:1] if modelled else kernels), *wide, *late, *idle],
     }.get(composed.headline.verdict.code, [*idle, *late])
     first = [*leading[:2], *gains[:1], *where, *leading[2:]]
-    rest = [*gains[1:], *communication, *kernels, *memory, *use, *_rest(composed)]
+    rest = [*gains[1:], *communication, *kernels, *memory, *use, *wide, *_rest(composed)]
     findings = (*first, *(found for found in rest if not any(found is other for other in leading)))
     order = sorted(range(len(findings)), key=lambda number: _rank(composed, findings[number]))
     return Explanation(
@@ -517,6 +518,7 @@ def _cause(composed: Composed, cause: str, share: float) -> Finding:
     ns = "" if length is None else f" ({format_ns(share * length)})"
     spread = composed.headline.measured.spread(cause)
     gain, no_gain = _gain_of(composed, f"free cause:{cause}")
+    gains = composed.gains.result
     free = Command("whatif", ("--free", f"cause:{cause}"))
     return Finding(
         "idle",
@@ -525,7 +527,7 @@ def _cause(composed: Composed, cause: str, share: float) -> Finding:
         None if length is None else share * length,
         "ns per step" if length is not None else "share",
         Command("report") if idle is None else Command("idle", composed.steps),
-        free if composed.gains.result is not None else composed.next,
+        free if gains is not None and cause in gains.causes else composed.next,
         share=share,
         severity=_severity(share),
         rows=tuple(rows),
@@ -683,6 +685,7 @@ def _use(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
     if row is None or not row["headroom_ns"] or found.modelled_share < WELL_COVERED_SHARE:
         return
     place, headroom = str(row["name"]), format_ns(row["headroom_ns"])
+    gains = composed.gains.result
     predicts = Command("whatif", option("at-roofline", found.by, place))
     yield Finding(
         "headroom",
@@ -693,10 +696,29 @@ def _use(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
         float(row["headroom_ns"]),
         "ns",
         command,
-        predicts if composed.gains.result is not None else command,
+        predicts if gains is not None and not gains.health.opaque else command,
         share=float(row["share"]),
         no_gain=bound,
         place=place,
+    )
+
+
+def _precision(composed: Composed) -> Iterator[Finding]:
+    """Matrix products in FP32 or TF32."""
+    found = composed.roofline.result
+    if found is None or not found.wide_text:
+        return
+    command = Command("roofline", (*composed.steps, "--by", "kernel"))
+    yield Finding(
+        "precision",
+        found.wide_text,
+        float(sum(found.wide_ns.values())),
+        "ns",
+        command,
+        command,
+        share=found.wide_share,
+        rows=tuple({"name": dtype, "total_ns": ns} for dtype, ns in found.wide_ns.items()),
+        no_gain="narrower products change the results, and their time is not predicted",
     )
 
 
@@ -780,7 +802,7 @@ def _gains(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
         )
     if not seen:
         if found.health.opaque > MAX_WITHOUT_EDGES_SHARE:
-            missing.append(NotAnswered(question, found.refusal, EDGES_ADVICE))
+            missing.append(NotAnswered(question, found.refusal, found.edges_advice))
             return
         reason = "no single change gains more than the interval of its prediction"
         missing.append(NotAnswered(question, reason, "record more steps; thence whatif --free predicts a given change"))
@@ -817,6 +839,8 @@ def _gain_of(composed: Composed, change: str) -> tuple[Gain | None, str]:
 def _why_none(found: WhatIf, change: str) -> str:
     """Why a change is not among those with a predicted gain: it was not asked, there were better ones, or noise."""
     cause = change.removeprefix("free cause:")
+    if cause != change and cause not in found.causes:
+        return "no work of the host that could be freed is this cause"
     if cause != change and cause not in FREEABLE:
         return "this change was not asked here; thence whatif predicts it"
     if found.suggested and found.rows.height >= MAX_SUGGESTED:
