@@ -724,10 +724,13 @@ class Trace:
         )
 
     def _replays(self) -> bool:
-        """Whether `whatif` can replay the trace."""
+        """Whether `whatif` can replay the trace, and predicts changes of most of its work."""
         if prediction.missing_calls(self.whole):
             return False
-        return prediction.health(self.whole, self._program).unexplained <= thresholds.MAX_UNEXPLAINED_SHARE
+        found = prediction.health(self.whole, self._program)
+        return (
+            found.unexplained <= thresholds.MAX_UNEXPLAINED_SHARE and found.opaque <= thresholds.MAX_WITHOUT_EDGES_SHARE
+        )
 
     def explain(self) -> Explanation:
         """What an expert would say about this trace: findings with evidence and gains, and what it cannot tell.

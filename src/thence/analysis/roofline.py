@@ -57,10 +57,11 @@ _WIDE = {"float32": "FP32", "tf32": "TF32"}
 _PRODUCT = r"(?i)gemm|gemv"
 """In names of kernels that multiply matrices, where the trace does not tell their FLOP."""
 _NARROWER = {
-    False: "torch.autocast with bfloat16, or torch.set_float32_matmul_precision (FP32 to TF32)",
+    False: "torch.autocast with bfloat16",
     True: "bfloat16 parameters and inputs, or jax_default_matmul_precision",
 }
 """What makes matrix products narrower: in PyTorch, and in a program that XLA compiled."""
+_TO_TF32 = ", or torch.set_float32_matmul_precision for TF32"
 _OF_ACTIVITY = ("flop", "bytes", "compute_ns", "roofline_ns", "attainable_ns")
 """Columns of activities that are divided among places."""
 _OF_GPU = ("rank", "device")
@@ -164,10 +165,11 @@ class Roofline(Answer):
         whole = max(self.totals["total_ns"] or 0, 1)
         shares = [f"{_WIDE[dtype]} for {format_share(ns / whole, 1)}" for dtype, ns in self.wide_ns.items()]
         _, _, peaks = self.peaks[0]
+        how = _NARROWER[self.of_xla] + (_TO_TF32 if "float32" in self.wide_ns and not self.of_xla else "")
         times = [f"{peaks.tflops['bfloat16'] / peaks.tflops[dtype]:.1f}" for dtype in self.wide_ns]
         return (
             f"matrices are multiplied in {' and in '.join(shares)} of the GPU time, where the peak of bfloat16 is "
-            f"{' and '.join(times)} times as high; if less exact results will do: {_NARROWER[self.of_xla]}"
+            f"{' and '.join(times)} times as high; if less exact results will do: {how}"
         )
 
     def _step_texts(self) -> Iterator[str]:
@@ -379,9 +381,7 @@ def _types(activities: pl.DataFrame) -> tuple[str, ...]:
     return tuple(summed_flop.sort("flop", "dtype", descending=[True, False])["dtype"].drop_nulls())
 
 
-def _wide_ns(
-    trace: Attributed, activities: pl.DataFrame, peaks: Mapping[tuple[int, int], Peaks]
-) -> dict[str, int]:
+def _wide_ns(trace: Attributed, activities: pl.DataFrame, peaks: Mapping[tuple[int, int], Peaks]) -> dict[str, int]:
     """`Roofline.wide_ns`, the most time first."""
     slower = [
         dtype

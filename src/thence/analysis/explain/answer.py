@@ -77,6 +77,8 @@ _MAX_LATE = 3
 _LEAST_SHARE = 0.02
 """Causes, and exposed communication, below this share of a step are no finding."""
 _MORE_OF_CAUSE = " on the host, also where the GPU does not wait for it"
+_BY_HOST = ("host_bound", "launch_bound", "input_bound")
+"""Verdicts by which the GPU waits for its host in every step."""
 _HIGH, _MEDIUM = 0.1, 0.02
 _SEVERITIES = ("high", "medium", "low", "info")
 _STACKS = "thence record -- python ... samples the program; or torch.profiler with with_stack=True"
@@ -669,10 +671,13 @@ def _use(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
          "total_ns": row["total_ns"], "headroom_ns": row["headroom_ns"], "bound": row["bound"]}
         for row in found.rows.head(MAX_ROWS).iter_rows(named=True)
     )  # fmt: skip
+    waits = "; a step gains less than that, because the host decides when much of it begins"
+    verdict = composed.headline.verdict.code
     yield Finding(
         "use",
         f"work with known FLOP or bytes ({known} of {composed.whole}) would need "
-        f"{format_share(bounded, 1)} of its time at the roofline of the GPU{said}{counted}",
+        f"{format_share(bounded, 1)} of its time at the roofline of the GPU{said}{counted}"
+        f"{waits if verdict in _BY_HOST else ''}",
         bounded,
         "share",
         command,

@@ -122,7 +122,9 @@ class WhatIf(Answer):
             within_share=(pl.col("high_share") - pl.col("low_share")) / 2,
         )
         shown = (TableView(rows, changes, bar="gain_share", ranked=("change", "gain_share", "within_share")),)
-        parts = TableView(self.path.with_columns(_short(self.path["name"])), path, rows_shown=_PATH_SHOWN)
+        whole = format_ns(int(self.path["total_ns"].sum())) if self.path.height else ""
+        title = f"what decided when the recorded program ended: {whole} from its first step on" if whole else ""
+        parts = TableView(self.path.with_columns(_short(self.path["name"])), path, title=title, rows_shown=_PATH_SHOWN)
         return (*(shown if rows.height else ()), parts)
 
     def remarks(self) -> Iterator[str]:
