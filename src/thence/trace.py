@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from thence.analysis.diff.answer import Diff
     from thence.analysis.diff.sample import Sample
     from thence.analysis.explain import answer as explanations
+    from thence.analysis.explain import moments
     from thence.analysis.explain.answer import Explanation
     from thence.analysis.flame import answer as flame
     from thence.analysis.flame.answer import Flame
@@ -114,7 +115,7 @@ else:
         "thence.analysis.collectives": "answer:communication clock_sync instances missing",
         "thence.analysis.cuda_graphs": "lanes:graph_lane_tables replayed_graph",
         "thence.analysis.diff": "answer:compare sample:samples",
-        "thence.analysis.explain": "answer:explanations",
+        "thence.analysis.explain": "answer:explanations moments",
         "thence.analysis.flame": "answer:flame",
         "thence.analysis.grouping": "kernel_groups time_by_place",
         "thence.analysis.idle": "answer:idle_answer",
@@ -724,10 +725,13 @@ class Trace:
         )
 
     def _replays(self) -> bool:
-        """Whether `whatif` can replay the trace."""
+        """Whether `whatif` can replay the trace, and predicts changes of most of its work."""
         if prediction.missing_calls(self.whole):
             return False
-        return prediction.health(self.whole, self._program).unexplained <= thresholds.MAX_UNEXPLAINED_SHARE
+        found = prediction.health(self.whole, self._program)
+        return (
+            found.unexplained <= thresholds.MAX_UNEXPLAINED_SHARE and found.opaque <= thresholds.MAX_WITHOUT_EDGES_SHARE
+        )
 
     def explain(self) -> Explanation:
         """What an expert would say about this trace: findings with evidence and gains, and what it cannot tell.
@@ -762,11 +766,11 @@ class Trace:
             result_or_reason(self.memory),
             self._gains,
             next_steps.next_steps(self.tables, self.headline, summary, lambda: False),
-            explanations.longest_executions(shown.tables),
+            moments.longest_executions(shown.tables),
             shown is not self,
             self.tables.gpu.select("rank", "device").n_unique(),
             self.tables.meta.named,
-            explanations.step_windows(self.tables),
+            moments.step_windows(self.tables),
         )
         return self._answer(explanations.explanation(composed))
 

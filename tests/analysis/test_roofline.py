@@ -142,6 +142,23 @@ def test_peaks_that_cannot_be_measured_are_refused_before_the_program_runs(tmp_p
     assert not (tmp_path / "out").exists()
 
 
+def test_products_in_wide_types_are_named_with_their_share(tmp_path: Path) -> None:
+    """100 us of FP32 that the name of a kernel tells, 200 us of TF32 of an operator, 100 us of bfloat16."""
+    made, square = Work(), [[4096, 4096], [4096, 4096]]
+    made.call("aten::linear", square, ("ampere_sgemm_128x64_tn", 100.0), types=["unknown"])
+    made.call("aten::mm", square, ("sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n", 200.0), types=["float", "float"])
+    made.call("aten::mm", square, ("gemm_bf16", 100.0))
+    found = made.opened(tmp_path).roofline("kernel")
+    assert found.wide_ns == {"tf32": 200_000, "float32": 100_000}
+    assert found.wide_share == 0.75
+    assert "in TF32 for 50.0 % and in FP32 for 25.0 %" in found.wide_text
+    assert "2.0 and 14.8 times" in found.wide_text, "989.4 TFLOP/s by 494.7 and 66.9"
+    assert "torch.set_float32_matmul_precision" in found.wide_text
+    assert found.wide_text in found.remarks()
+    narrow = thence.open(DATA / "torch_eager_rank0.json.gz").roofline("kernel")
+    assert narrow.wide_text == ""
+
+
 def test_mfu_leaves_out_what_is_recomputed(tmp_path: Path) -> None:
     """Four steps of 1 ms with a product of 4096^3 each, and in the backward pass of a checkpoint the same again."""
     made = Work()

@@ -7,6 +7,7 @@ add up to the modelled time. Work without a model has no headroom; its time is l
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,11 @@ from thence.analysis.counters.measured import SCHEMA as MEASURED
 from thence.analysis.counters.measured import measured
 from thence.analysis.grouping.time_by_place import heading_of, name_of_place, separated_from_steady, time_by_place
 from thence.analysis.steps.windows import selected_steps
+from thence.attribution.work.data_types import data_types
 from thence.errors import MissingData
 from thence.model.answer import Answer, Lines, TableView, result_or_reason
 from thence.model.kernel_names import short_names
+from thence.model.names import matching
 from thence.model.peaks import clock_of_peaks
 from thence.model.phases import Phase
 from thence.model.totals import close, must
@@ -48,6 +51,17 @@ _HEADINGS = {
 }  # fmt: skip
 _CLOCK_SHARE = 0.01
 """Share of the sampled time from which a low clock is stated."""
+_WIDE_SHARE = 0.05
+"""Share of the GPU time from which matrix products in TF32 or FP32 are stated."""
+_WIDE = {"float32": "FP32", "tf32": "TF32"}
+_PRODUCT = r"(?i)gemm|gemv"
+"""In names of kernels that multiply matrices, where the trace does not tell their FLOP."""
+_NARROWER = {
+    False: "torch.autocast with bfloat16",
+    True: "bfloat16 parameters and inputs, or jax_default_matmul_precision",
+}
+"""What makes matrix products narrower: in PyTorch, and in a program that XLA compiled."""
+_TO_TF32 = ", or torch.set_float32_matmul_precision for TF32"
 _OF_ACTIVITY = ("flop", "bytes", "compute_ns", "roofline_ns", "attainable_ns")
 """Columns of activities that are divided among places."""
 _OF_GPU = ("rank", "device")
@@ -85,6 +99,10 @@ class Roofline(Answer):
             nothing is known.
         reasons: code, total_ns and text of time without a roofline.
         dtypes: data types of the FLOP, that with most FLOP first.
+        wide_ns: GPU time of matrix products by the data type that they multiply in, of those that are wider than
+            bfloat16 and slower on these devices: tf32 and float32. Products are activities with FLOP, and kernels that
+            are named so; their type is that of `thence.attribution.work.data_types`.
+        of_xla: whether XLA compiled the program.
         attainable: of each device of which the trace tells it, what it attains (measured, or at the clock that it ran
             at), as `peaks`.
         clocks: rank, device, mhz (median of the clock that was sampled while the device worked) and peak_mhz (the clock
@@ -102,6 +120,8 @@ class Roofline(Answer):
     rows: pl.DataFrame
     reasons: pl.DataFrame
     dtypes: tuple[str, ...] = ()
+    wide_ns: Mapping[str, int] = field(default_factory=dict)
+    of_xla: bool = False
     attainable: tuple[tuple[int, int, Peaks], ...] = ()
     clocks: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=CLOCKS))
     counters: Counters | None = None
@@ -131,6 +151,26 @@ class Roofline(Answer):
             f"{format_ns(modelled)} that have a model would take {format_ns(totals['roofline_ns'])} at the roofline"
         )
         return (text, *self._step_texts())
+
+    @property
+    def wide_share(self) -> float:
+        """Share of the GPU time in `wide_ns`."""
+        return sum(self.wide_ns.values()) / max(self.totals["total_ns"] or 0, 1)
+
+    @property
+    def wide_text(self) -> str:
+        """That matrix products are wider than they could be, in words; empty if they take less than a twentieth."""
+        if self.wide_share < _WIDE_SHARE:
+            return ""
+        whole = max(self.totals["total_ns"] or 0, 1)
+        shares = [f"{_WIDE[dtype]} for {format_share(ns / whole, 1)}" for dtype, ns in self.wide_ns.items()]
+        _, _, peaks = self.peaks[0]
+        how = _NARROWER[self.of_xla] + (_TO_TF32 if "float32" in self.wide_ns and not self.of_xla else "")
+        times = [f"{peaks.tflops['bfloat16'] / peaks.tflops[dtype]:.1f}" for dtype in self.wide_ns]
+        return (
+            f"matrices are multiplied in {' and in '.join(shares)} of the GPU time, where the peak of bfloat16 is "
+            f"{' and '.join(times)} times as high; if less exact results will do: {how}"
+        )
 
     def _step_texts(self) -> Iterator[str]:
         for row in self.steps.drop_nulls("mfu").iter_rows(named=True):
@@ -192,7 +232,8 @@ class Roofline(Answer):
             for total, text in self.reasons.select("total_ns", "text").iter_rows()
         )
         counted = () if self.counters is None else self.counters.remarks(self.measured)
-        return (*sorted(peaks, reverse=True), *clocks, *self._clock_as_cause(), *unknown, *counted)
+        wide = (self.wide_text,) if self.wide_text else ()
+        return (*wide, *sorted(peaks, reverse=True), *clocks, *self._clock_as_cause(), *unknown, *counted)
 
     def _clock_as_cause(self) -> Iterator[str]:
         """How much of the sampled time is a clock below that of the peaks, in rows that compute decides."""
@@ -291,6 +332,8 @@ def roofline(trace: Attributed, by: str, given: Peaks | None = None) -> Roofline
         _rows(shared, trace, by, activities),
         _reasons(activities),
         _types(activities),
+        _wide_ns(trace, activities, peaks),
+        not trace.programs.is_empty(),
         _by_device(attainable),
         _clocks(trace),
         counters_of(trace),
@@ -336,6 +379,20 @@ def _types(activities: pl.DataFrame) -> tuple[str, ...]:
     """Data types of the FLOP, that with most FLOP first."""
     summed_flop = activities.drop_nulls("flop").group_by("dtype").agg(pl.col("flop").sum())
     return tuple(summed_flop.sort("flop", "dtype", descending=[True, False])["dtype"].drop_nulls())
+
+
+def _wide_ns(trace: Attributed, activities: pl.DataFrame, peaks: Mapping[tuple[int, int], Peaks]) -> dict[str, int]:
+    """`Roofline.wide_ns`, the most time first."""
+    slower = [
+        dtype
+        for dtype in _WIDE
+        if all(held.tflops.get("bfloat16", 0.0) > held.tflops.get(dtype, math.inf) for held in peaks.values())
+    ]
+    named = pl.when(pl.lit(matching(trace.gpu["name"], _PRODUCT))).then(pl.lit(data_types(trace).cast(pl.String)))
+    product = pl.when(pl.col("flop").is_not_null()).then("dtype").otherwise(named)
+    found = activities.select("duration", dtype=product).filter(pl.col("dtype").is_in(slower))
+    summed_ns = found.group_by("dtype").agg(pl.col("duration").sum())
+    return dict(summed_ns.sort("duration", "dtype", descending=[True, False]).rows())
 
 
 def _clocks(trace: Attributed) -> pl.DataFrame:

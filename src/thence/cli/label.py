@@ -237,6 +237,7 @@ def _show(
         if path.lower().endswith((".json", ".json.gz")):
             command = printable(f"thence report {shlex.quote(path)} --by label")
             print_command(screen, Text.assemble(("next  ", "bold"), (command, "green")))
+            print_table(screen, Text("      of the typical steps; the figures above are of the whole trace", "dim"))
 
 
 def _edge_lines(edges: pl.DataFrame) -> Iterator[str]:

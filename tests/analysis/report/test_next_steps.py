@@ -141,6 +141,14 @@ def test_a_recording_is_not_told_to_record() -> None:
     assert "CUDA graphs without labels" in told
 
 
+def test_shares_are_of_the_same_steps_as_the_table() -> None:
+    screen = thence.open(DATA / "jax" / "jax_single_nocb.xplane.pb.gz").first_screen()
+    (step,) = (step for step in screen.next_steps if step.options == ("--by", "label"))
+    share = screen.summary.attributed_ns["label"] / screen.summary.sum_ns
+    assert share < 1
+    assert f"({100 * share:.1f} %)" in step.why
+
+
 def test_the_verdict_decides_what_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with tarfile.open(DATA / "recording" / "late_in_backward.tar.xz") as packed:
         packed.extractall(tmp_path, filter="data")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import examples
-from thence.analysis.whatif.edges import GraphBuilder, RecordedWork, add_handovers
+from thence.analysis.whatif.edges import GraphBuilder, RecordedWork, add_handovers, latencies
 from thence.model.intervals import Intervals
 
 US = 1000
@@ -85,3 +85,14 @@ def test_handovers_are_those_of_a_plain_search(document: list[Row]) -> None:
     assert (start[row[target]] == time[target]).all()
     found = zip(time[target] // US, chain[target], time[source] // US, chain[source], strict=True)
     assert [tuple(map(int, one)) for one in found] == searched(document)
+
+
+def test_the_next_kernel_of_a_stream_waits_unless_it_ran_beside_the_one_before_it() -> None:
+    """The second begins 5 us before the end of the first; the third is inside it; the last two are of one launch."""
+    start, end = np.array([0, 95, 150, 300, 340]) * US, np.array([100, 200, 180, 400, 500]) * US
+    launch = np.array([0, 1, 2, 3, 3])
+    made = SimpleNamespace(gpu=Intervals(start, end), host=Intervals(np.zeros(4, np.int64), np.ones(4, np.int64)))
+    work = cast("RecordedWork", SimpleNamespace(gpu=made.gpu, host=made.host, launch=launch))
+    _, gap, beside = latencies(work, np.arange(4), np.arange(1, 5))
+    assert beside.tolist() == [False, True, False, True, False]
+    assert gap[0] == -5 * US

@@ -121,8 +121,9 @@ def _head(total: Mapping[str, Any], known_share: float | None) -> str:
 
 def _too_little(total: Mapping[str, Any], known_share: float) -> str:
     """Why the step of single runs is not called different."""
-    if total["low_share"] is not None and abs(total["difference_share"] or 0.0) > known_share:
-        return "unknown, because the steps within the runs vary as much; give several runs per side"
+    if abs(total["difference_share"] or 0.0) > known_share:
+        why = "" if total["low_share"] is None else ", because the steps within the runs vary as much"
+        return f"unknown{why}; give several runs per side"
     return (
         f"unknown, because runs of one program differ by up to {100 * known_share:.0f} %; give several runs per side "
         "(--before, --after)"

@@ -27,12 +27,12 @@ from thence.analysis.explain.finding import (
     quoted,
     sentence,
 )
+from thence.analysis.explain.moments import WINDOWS, longest_piece
 from thence.analysis.idle.host_causes import MEANINGS
 from thence.analysis.report.verdict import WITHOUT_STEPS
-from thence.analysis.steps.windows import selected_steps
-from thence.analysis.whatif.answer import EDGES_ADVICE, FREEABLE
+from thence.analysis.whatif.answer import FREEABLE
 from thence.analysis.whatif.prediction import MAX_SUGGESTED
-from thence.model.answer import Answer, Lines, ResultOrReason, result_or_reason
+from thence.model.answer import Answer, Lines, ResultOrReason
 from thence.model.places import FOLLOWING, LAYERED
 from thence.model.selection import TYPICAL
 from thence.model.thresholds import MAX_WITHOUT_EDGES_SHARE, SHOWN_SHARE, WELL_COVERED_SHARE
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from thence.analysis.roofline import Roofline
     from thence.analysis.soundness.findings import Soundness
     from thence.analysis.whatif.answer import WhatIf
-    from thence.model.attributed import Attributed
 
 KINDS: Mapping[str, str] = {
     "where": "where the GPU time goes, by the kind of place that covers most of it",
@@ -61,6 +60,7 @@ KINDS: Mapping[str, str] = {
     "no_late_rank": "no rank makes the others wait",
     "communication": "communication in which nothing is computed",
     "use": "FLOP and bytes against what the GPU allows",
+    "precision": "matrix products that a narrower data type would make faster",
     "headroom": "the place that is furthest above the time that the GPU allows",
     "memory": "the device with the highest peak of memory, and what holds it",
     "gain": "a change with its predicted gain",
@@ -69,13 +69,15 @@ KINDS: Mapping[str, str] = {
 """The kinds of findings."""
 SECTIONS = ("why the GPU is idle", "late ranks", "use of the GPU", "memory", "gains of changes", "time of a step")
 """Questions that a trace may be unable to answer."""
-_WINDOWS = {"rank": pl.Int32, "device": pl.Int32, "step": pl.String, "start": pl.Int64, "duration": pl.Int64}
 _MAX_CAUSES = 4
 _MAX_GAINS = 3
 _MAX_LATE = 3
 _LEAST_SHARE = 0.02
 """Causes, and exposed communication, below this share of a step are no finding."""
 _MORE_OF_CAUSE = " on the host, also where the GPU does not wait for it"
+_NO_PREDICTION = "headroom is no prediction: whatif --at-roofline predicts the gain of a place"
+_BY_HOST = ("host_bound", "launch_bound", "input_bound")
+"""Verdicts by which the GPU waits for its host in every step."""
 _HIGH, _MEDIUM = 0.1, 0.02
 _SEVERITIES = ("high", "medium", "low", "info")
 _STACKS = "thence record -- python ... samples the program; or torch.profiler with with_stack=True"
@@ -269,7 +271,7 @@ class Composed:
     typical: bool = False
     devices: int = 1
     named: str = ""
-    windows: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=_WINDOWS))
+    windows: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=WINDOWS))
 
     def reason(self, text: str) -> str:
         """Why an answer is missing, without the names of the inputs before it."""
@@ -351,7 +353,7 @@ def explanation(composed: Composed) -> Explanation:
     gains = list(_gains(composed, missing))
     idle = list(_idle(composed, missing))
     late = list(_late(composed, missing))
-    use = list(_use(composed, missing))
+    use, wide = list(_use(composed, missing)), list(_precision(composed))
     memory = list(_memory(composed, missing))
     communication = list(_communication(composed))
     known = composed.roofline.result
@@ -360,10 +362,10 @@ def explanation(composed: Composed) -> Explanation:
     leading = {
         "waits_for_rank": [*late, *idle],
         "communication_bound": [*communication, *late, *idle],
-        "gpu_bound": [*(use[:1] if modelled else kernels), *late, *idle],
+        "gpu_bound": [*(use[:1] if modelled else kernels), *wide, *late, *idle],
     }.get(composed.headline.verdict.code, [*idle, *late])
     first = [*leading[:2], *gains[:1], *where, *leading[2:]]
-    rest = [*gains[1:], *communication, *kernels, *memory, *use, *_rest(composed)]
+    rest = [*gains[1:], *communication, *kernels, *memory, *use, *wide, *_rest(composed)]
     findings = (*first, *(found for found in rest if not any(found is other for other in leading)))
     order = sorted(range(len(findings)), key=lambda number: _rank(composed, findings[number]))
     return Explanation(
@@ -510,13 +512,14 @@ def _cause(composed: Composed, cause: str, share: float) -> Finding:
         if rows and rows[0]["by"] not in (None, "step"):  # that it was in a step says nothing of where
             at = f"{rows[0]['by']} {rows[0]['name']}{composed.with_backward(rows[0]['by'])}"
             places = f", most of it at {at}" if _mostly(rows, whole) else ""
-        moment = _longest(idle.unnamed.filter(pl.col("cause") == cause))
+        moment = longest_piece(idle.unnamed.filter(pl.col("cause") == cause))
     steps = composed.headline.steps
     at_most = "at most " if steps is not None and steps.idle_is == "at most" else ""
     length = composed.length_ns
     ns = "" if length is None else f" ({format_ns(share * length)})"
     spread = composed.headline.measured.spread(cause)
     gain, no_gain = _gain_of(composed, f"free cause:{cause}")
+    gains = composed.gains.result
     free = Command("whatif", ("--free", f"cause:{cause}"))
     return Finding(
         "idle",
@@ -525,7 +528,7 @@ def _cause(composed: Composed, cause: str, share: float) -> Finding:
         None if length is None else share * length,
         "ns per step" if length is not None else "share",
         Command("report") if idle is None else Command("idle", composed.steps),
-        free if composed.gains.result is not None else composed.next,
+        free if gains is not None and cause in gains.causes else composed.next,
         share=share,
         severity=_severity(share),
         rows=tuple(rows),
@@ -603,7 +606,7 @@ def _late_rank(composed: Composed, job: Job, row: Mapping[str, Any]) -> Finding:
         no_gain=no_gain,
         place=f"GPU {row['device']}",
         rank=row["rank"],
-        moment=_longest(windows),
+        moment=longest_piece(windows),
     )
 
 
@@ -671,28 +674,36 @@ def _use(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
     said = f"; MFU {' to '.join(ends)}" if mfu else ""
     counted = _counted(found)
     command = Command("roofline", (*composed.steps, "--by", found.by))
-    bound = "headroom is no prediction: whatif --at-roofline predicts the gain of a place"
     rows = tuple(
         {"name": quoted(str(row["name"])) if row["name"] is not None else "without a place",
          "total_ns": row["total_ns"], "headroom_ns": row["headroom_ns"], "bound": row["bound"]}
         for row in found.rows.head(MAX_ROWS).iter_rows(named=True)
     )  # fmt: skip
+    waits = "; a step gains less than that, because the host decides when much of it begins"
+    verdict = composed.headline.verdict.code
     yield Finding(
         "use",
         f"work with known FLOP or bytes ({known} of {composed.whole}) would need "
-        f"{format_share(bounded, 1)} of its time at the roofline of the GPU{said}{counted}",
+        f"{format_share(bounded, 1)} of its time at the roofline of the GPU{said}{counted}"
+        f"{waits if verdict in _BY_HOST else ''}",
         bounded,
         "share",
         command,
         Command("roofline", (*composed.steps, "--by", "kernel")),
         share=found.modelled_share,
         rows=rows,
-        no_gain=bound,
+        no_gain=_NO_PREDICTION,
     )
+    yield from _headroom(composed, found, command)
+
+
+def _headroom(composed: Composed, found: Roofline, command: Command) -> Iterator[Finding]:
+    """The place that is furthest above the roofline, if most work has one."""
     row = next(found.rows.filter(pl.col("reason").is_null()).iter_rows(named=True), None)  # only places can be changed
     if row is None or not row["headroom_ns"] or found.modelled_share < WELL_COVERED_SHARE:
         return
     place, headroom = str(row["name"]), format_ns(row["headroom_ns"])
+    gains = composed.gains.result
     predicts = Command("whatif", option("at-roofline", found.by, place))
     yield Finding(
         "headroom",
@@ -703,10 +714,29 @@ def _use(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
         float(row["headroom_ns"]),
         "ns",
         command,
-        predicts if composed.gains.result is not None else command,
+        predicts if gains is not None and not gains.health.opaque else command,
         share=float(row["share"]),
-        no_gain=bound,
+        no_gain=_NO_PREDICTION,
         place=place,
+    )
+
+
+def _precision(composed: Composed) -> Iterator[Finding]:
+    """Matrix products in FP32 or TF32."""
+    found = composed.roofline.result
+    if found is None or not found.wide_text:
+        return
+    command = Command("roofline", (*composed.steps, "--by", "kernel"))
+    yield Finding(
+        "precision",
+        found.wide_text,
+        float(sum(found.wide_ns.values())),
+        "ns",
+        command,
+        command,
+        share=found.wide_share,
+        rows=tuple({"name": dtype, "total_ns": ns} for dtype, ns in found.wide_ns.items()),
+        no_gain="narrower products change the results, and their time is not predicted",
     )
 
 
@@ -790,7 +820,7 @@ def _gains(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
         )
     if not seen:
         if found.health.opaque > MAX_WITHOUT_EDGES_SHARE:
-            missing.append(NotAnswered(question, found.refusal, EDGES_ADVICE))
+            missing.append(NotAnswered(question, found.refusal, found.edges_advice))
             return
         reason = "no single change gains more than the interval of its prediction"
         missing.append(NotAnswered(question, reason, "record more steps; thence whatif --free predicts a given change"))
@@ -827,6 +857,8 @@ def _gain_of(composed: Composed, change: str) -> tuple[Gain | None, str]:
 def _why_none(found: WhatIf, change: str) -> str:
     """Why a change is not among those with a predicted gain: it was not asked, there were better ones, or noise."""
     cause = change.removeprefix("free cause:")
+    if cause != change and cause not in found.causes:
+        return "no work of the host that could be freed is this cause"
     if cause != change and cause not in FREEABLE:
         return "this change was not asked here; thence whatif predicts it"
     if found.suggested and found.rows.height >= MAX_SUGGESTED:
@@ -853,25 +885,6 @@ def _rest(composed: Composed) -> Iterator[Finding]:
     )
 
 
-def longest_executions(trace: Attributed) -> dict[str, Moment]:
-    """The longest execution of the kernel that takes most time, by its name.
-
-    Args:
-        trace: attributed.
-    """
-    sums = trace.gpu.group_by("name").agg(pl.col("duration").sum(), text=pl.col("name").first().cast(pl.String))
-    largest = sums.sort("duration", "text", descending=[True, False]).head(1)
-    found = _longest(trace.gpu.join(largest.select("name"), on="name", how="semi"))
-    return {} if found is None else {str(largest["text"][0]): found}
-
-
-def step_windows(trace: Attributed) -> pl.DataFrame:
-    """`Composed.windows` of a trace; empty if it has no steps."""
-    found = result_or_reason(lambda: selected_steps(trace)).result
-    empty = pl.DataFrame(schema=_WINDOWS)
-    return empty if found is None else found.frame.select(pl.col(n).cast(t) for n, t in _WINDOWS.items())
-
-
 def finding_spans(found: Explanation) -> pl.DataFrame:
     """The findings that a time shows, as tracks with the columns of `thence.model.timeline.Timeline.spans`."""
     rows = [
@@ -880,13 +893,6 @@ def finding_spans(found: Explanation) -> pl.DataFrame:
         if f.moment is not None
     ]
     return pl.DataFrame(rows, schema=_SPANS, orient="row")
-
-
-def _longest(pieces: pl.DataFrame) -> Moment | None:
-    """The longest of some pieces of time."""
-    rows = pieces.sort("duration", "rank", "device", "start", descending=[True, False, False, False]).head(1)
-    columns = ("rank", "device", "start", "duration")
-    return next((Moment(*map(int, row)) for row in rows.select(columns).rows()), None)
 
 
 def _severity(share: float) -> str:

@@ -178,8 +178,7 @@ def _rows(trace: Attributed, summary: Summary) -> NextStep | None:
             covered = 1.0
         else:
             several = trace.places[kind].drop_nulls().n_unique() > 1
-            known = trace.places[kind].is_not_null()
-            covered = int(trace.gpu["duration"].filter(known).sum()) / whole
+            covered = summary.attributed_ns.get(kind, 0) / whole
         if several and covered >= PROPOSED_COVERED_SHARE:
             why = f"the same time by {kind}" + (f" ({format_share(covered, 1)})" * (covered < 1))
             return NextStep("report", ("--by", kind), f'trace.report("{kind}")', why)
@@ -206,8 +205,8 @@ def advice(trace: Attributed, summary: Summary) -> Iterator[str]:
     if inside and inside[0].share >= 0.2 and "thence label" in (inside[0].advice or ""):
         share = format_share(inside[0].share, 1)
         yield (
-            f"{share} of the GPU time is in CUDA graphs without labels: thence label joins those that "
-            "thence.save_labels wrote at their capture (--labels), or takes them from a run without graphs (--eager)"
+            f"{share} of the GPU time is in CUDA graphs without labels: thence label REPLAY --eager EAGER takes them "
+            "from a run without graphs, --labels LABELS from what thence.save_labels wrote at their capture"
         )
         return
     covered = max(summary.attributed_ns.get(kind, 0) for kind in _CODE)
@@ -219,15 +218,15 @@ def advice(trace: Attributed, summary: Summary) -> Iterator[str]:
             "thence record -- python ... names them without any annotation"
         )
     elif recorded:
-        yield from _one_line(trace, summary)
+        yield from _one_line(trace)
 
 
-def _one_line(trace: Attributed, summary: Summary) -> Iterator[str]:
+def _one_line(trace: Attributed) -> Iterator[str]:
     """That one line of the program launched nearly everything, although the time is in several modules."""
     places = trace.places.select("source", "module", duration=trace.gpu["duration"])
     lines = places.drop_nulls("source").group_by("source").agg(pl.col("duration").sum())
     largest = lines.sort("duration").tail(1)
-    share = sum(largest["duration"]) / max(summary.sum_ns, 1)
+    share = sum(largest["duration"]) / max(int(trace.gpu["duration"].sum()), 1)
     if share >= ONE_LINE_SHARE and places["module"].drop_nulls().n_unique() > 1:
         yield (
             f"{format_share(share, 1)} of the GPU time is launched by one line, {largest['source'][0]}: "

@@ -41,6 +41,7 @@ from thence.model.places import KINDS as PLACE_KINDS
 from thence.model.places import LAYERED, STATED, STATED_XLA
 from thence.model.reasons import SEPARATE, Reason, reason_of, text_of
 from thence.model.tables import KINDS
+from thence.model.thresholds import SHOWN_SHARE
 from thence.model.totals import must
 from thence.units import format_count, format_ns, format_share, several
 
@@ -383,6 +384,17 @@ def totals_of(trace: Attributed) -> Totals:
         int(gpu["duration"].sum()),
         {kind: counted.get(kind, (0, 0))[0] for kind in shown},
         {kind: counted.get(kind, (0, 0))[1] for kind in shown},
+    )
+
+
+def overlap_text(totals: Totals) -> str:
+    """Why the sum is longer than busy time where each device has one stream; empty if it is not, or by little."""
+    overlap = totals.sum_ns - totals.busy_ns
+    if totals.streams != totals.devices or overlap < SHOWN_SHARE * totals.sum_ns:
+        return ""
+    return (
+        f"sum is {format_ns(overlap)} more than busy on one stream: kernels begin before the one before them ends "
+        "(dependent launches, or branches of a CUDA graph)"
     )
 
 

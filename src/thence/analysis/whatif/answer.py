@@ -60,10 +60,17 @@ _ROWS = {
     "change": pl.String(), "part": pl.String(), "before_ns": pl.Int64(), "after_ns": pl.Int64(), "gain_ns": pl.Int64(),
     "gain_share": pl.Float64(), "low_share": pl.Float64(), "high_share": pl.Float64(), "verdict": pl.String(),
 }  # fmt: skip
-EDGES_ADVICE = (
+_EDGES_ADVICE = (
     "of PyTorch's graphs, recordings and labels by thence.save_labels() tell it; a run without graphs needs neither"
 )
 """How to record which activities of CUDA graphs wait for which."""
+_XLA_EDGES_ADVICE = "a run without command buffers needs none: XLA_FLAGS=--xla_gpu_enable_command_buffer= (no value)"
+_WAITS_ADVICE = (
+    "nsys profile --trace=cuda,nvtx, or torch.profiler with enable_cuda_sync_events and thence.torch.event_ids(), all "
+    "ranks of the job"
+)
+"""How to record the waits between streams."""
+_XLA_WAITS_ADVICE = "thence record or nsys profile --trace=cuda,nvtx, all processes of the job"
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,8 @@ class WhatIf(Answer):
             that has a known roofline; the rest keeps its time; null of other changes). If nothing is predicted, the
             columns from after_ns to high_share are null.
         suggested: whether thence chose the changes: those with the largest gain.
+        causes: the causes of idle time that are work of the host in this trace, so that ``free`` can be asked of them.
+        edges_advice: how to record which activities of CUDA graphs wait for which.
         path: what is on the critical path of the recorded program, as
             `thence.analysis.whatif.critical_path.path_summary` returns it.
     """
@@ -93,6 +102,8 @@ class WhatIf(Answer):
     rows: pl.DataFrame
     program: str = PROGRAMS[0]
     suggested: bool = False
+    causes: frozenset[str] = frozenset(FREEABLE)
+    edges_advice: str = _EDGES_ADVICE
     path: pl.DataFrame = field(default_factory=pl.DataFrame)
 
     def about(self) -> tuple[str, ...]:
@@ -111,7 +122,9 @@ class WhatIf(Answer):
             within_share=(pl.col("high_share") - pl.col("low_share")) / 2,
         )
         shown = (TableView(rows, changes, bar="gain_share", ranked=("change", "gain_share", "within_share")),)
-        parts = TableView(self.path.with_columns(_short(self.path["name"])), path, rows_shown=_PATH_SHOWN)
+        whole = format_ns(int(self.path["total_ns"].sum())) if self.path.height else ""
+        title = f"what decided when the recorded program ended: {whole} from its first step on" if whole else ""
+        parts = TableView(self.path.with_columns(_short(self.path["name"])), path, title=title, rows_shown=_PATH_SHOWN)
         return (*(shown if rows.height else ()), parts)
 
     def remarks(self) -> Iterator[str]:
@@ -127,7 +140,7 @@ class WhatIf(Answer):
             yield f"{title}: {format_share(share, 1)} of the time of its activities has a roofline; the rest stays"
         health = self.health
         if health.opaque > MAX_WITHOUT_EDGES_SHARE:
-            yield f"refused: {self.refusal}; {EDGES_ADVICE}"
+            yield f"refused: {self.refusal}; {self.edges_advice}"
         yield (
             f"of {self.program}: {several(self.steps, 'step')} of {format_ns(self.step_ns)}; intervals are at least "
             f"+-{100 * health.noise:.1f} % of it"
@@ -221,10 +234,10 @@ def what_if(trace: Attributed, program: Program, changes: Sequence[Change], plai
         raise MissingData(
             f"{trace.meta.named}: activities began later than the trace explains by {100 * checked.unexplained:.1f} % "
             f"of the time, more than {100 * MAX_UNEXPLAINED_SHARE:.0f} %, so a simulation would be meaningless; record "
-            "the waits between streams: nsys profile --trace=cuda,nvtx, or torch.profiler with enable_cuda_sync_events "
-            "and thence.torch.event_ids(), all ranks of the job"
+            f"the waits between streams: {_WAITS_ADVICE if trace.programs.is_empty() else _XLA_WAITS_ADVICE}"
         )
-    asked = [part for change in (changes or suggestions(trace)) for part in change.parts]
+    causes = _present_causes(trace)
+    asked = [part for change in (changes or suggestions(trace, causes)) for part in change.parts]
     base = Base.of(trace, program, checked, time, plain)
     rows = predicted(base, asked) if changes else largest_gains(base, asked)
     shares = {change.title: share for change in asked if (share := modelled_share(trace, change)) is not None}
@@ -234,15 +247,31 @@ def what_if(trace: Attributed, program: Program, changes: Sequence[Change], plai
     profiled, recorded, unrecorded = PROGRAMS
     is_recording = any("calls" in facts for facts in trace.meta.facts)
     kind = unrecorded if plain else recorded if is_recording else profiled
-    return WhatIf(base.count, base.before // base.count, checked, frame, kind, suggested=not changes)
+    return WhatIf(
+        base.count,
+        base.before // base.count,
+        checked,
+        frame,
+        kind,
+        suggested=not changes,
+        causes=causes,
+        edges_advice=_EDGES_ADVICE if trace.programs.is_empty() else _XLA_EDGES_ADVICE,
+    )
 
 
-def suggestions(trace: Attributed) -> list[Change]:
-    """Changes that may be worth predicting: the largest places and kernels, and collectives, causes, waits, ranks."""
-    result = []
-    causes = host_causes(trace.host, trace.meta.formats)
-    present = {CAUSES[number] for number in np.unique(causes)}
-    result += [Change(f"cause:{cause}", "free", "cause", cause) for cause in FREEABLE if cause in present]
+def _present_causes(trace: Attributed) -> frozenset[str]:
+    """`WhatIf.causes`."""
+    return frozenset(CAUSES[number] for number in np.unique(host_causes(trace.host, trace.meta.formats)))
+
+
+def suggestions(trace: Attributed, causes: frozenset[str]) -> list[Change]:
+    """Changes that may be worth predicting: the largest places and kernels, and collectives, causes, waits, ranks.
+
+    Args:
+        trace: the whole attributed trace.
+        causes: as `WhatIf.causes`.
+    """
+    result = [Change(f"cause:{cause}", "free", "cause", cause) for cause in FREEABLE if cause in causes]
     kind = next((k for k in ("label", "module", "op") if trace.places[k].null_count() < trace.gpu.height), None)
     if kind is not None:
         result += _largest(trace, kind, trace.places[kind])

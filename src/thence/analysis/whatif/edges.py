@@ -137,8 +137,11 @@ def latencies(work: RecordedWork, before: Int64, after: Int64) -> tuple[int, Int
         after: the activities that follow these.
 
     Returns:
-        The least latency of a launch (ns); the least gap after each activity (ns); and the mask of activities that the
-        next activity on the stream overlaps.
+        The least latency of a launch (ns); the least gap after each activity (ns), negative if the next one begins
+        before its end; and the mask of activities for which the next one on the stream does not wait. A stream runs its
+        work in order, so a kernel that begins before the end of another and ends after it was launched to begin when
+        the other allows it (programmatic dependent launch): it waits for all but that last part. Only what one launch
+        of a CUDA graph runs, and what began and ended meanwhile, ran beside the other.
     """
     gpu, host, launch = work.gpu, work.host, work.launch
     begun = np.where(launch == NO_ROW, 0, host.start[launch]) if len(host.start) else np.zeros(len(launch), np.int64)
@@ -152,7 +155,8 @@ def latencies(work: RecordedWork, before: Int64, after: Int64) -> tuple[int, Int
     gap = np.zeros(len(launch), np.int64)
     gap[before] = np.minimum(between, max(shortest, 0))
     overlapping = np.zeros(len(launch), np.bool_)
-    overlapping[before] = between < -TIMESTAMP_NS
+    beside = (known & (launch[before] == launch[after])) | (gpu.end[after] <= gpu.end[before])
+    overlapping[before] = (between < -TIMESTAMP_NS) & beside
     return max(latency, 0), gap, overlapping
 
 

@@ -6,7 +6,7 @@ activities, ends of collectives of several ranks, and the times at which one thr
     host      from a node of a thread to the thread's next node: the work in between, as recorded
     launch    from a call to its activity: the 10th percentile of the latencies of launches to an idle stream
     stream    from an activity to the next on its stream: its duration, plus the 10th percentile of the gaps between
-              queued activities
+              queued activities; less the overlap where the next begins before its end (dependent launches)
     event     from the last activity before an event record to the first activity after a wait for it
     wait      from the last activity that a call waited for to the return of the call
     handover  from a thread that stops to a thread that begins to work soon after (autograd's)
@@ -338,6 +338,7 @@ def stream_weights(program: Program, duration: Int64, moves: Int64) -> Int64:
     weight[on_device] = np.where(is_end, moves[row], np.where(after_start, duration[row], 0) + program.gap[row])
     overlapped = program.overlapping[row] & ~is_end
     weight[on_device[overlapped]] = 0
+    weight[on_device] = np.maximum(weight[on_device], 0)
     return weight
 
 

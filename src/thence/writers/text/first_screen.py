@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from thence.analysis.report.summary import Totals, overlap_text
 from thence.units import several
 from thence.writers.text.merged_sentences import merged
 from thence.writers.text.printable import printable
@@ -47,7 +48,6 @@ def first_screen(
         *(Text(printable(line), "bold red") for line in summary.soundness.lines),
         *(Text(printable(note), "dim") for note in merged(summary.notes)),
         *(Text(f"warning: {printable(text)}", "yellow") for text in merged(summary.meta.warnings)),
-        *(Text(printable(text), "dim") for text in screen.advice),
     )
 
 
@@ -75,10 +75,12 @@ def _headline(screen: FirstScreen) -> Iterator[RenderableType]:
         part = []
     yield Text.assemble(("".join(f"{text}  " for text in part), "dim"), totals_line(whole, summary))
     yield Text(activity_counts(whole))
+    if isinstance(whole, Totals) and (said := overlap_text(whole)):
+        yield Text(said, "dim")
 
 
 def next_lines(screen: FirstScreen, inputs: str) -> Iterator[tuple[Text, RenderableType]]:
-    """The suggested commands, and the reason for each.
+    """The suggested commands with the reason for each, and what other recordings would show.
 
     Args:
         screen: the first screen that determines the suggestions.
@@ -89,6 +91,8 @@ def next_lines(screen: FirstScreen, inputs: str) -> Iterator[tuple[Text, Rendera
         lead = "      " if number else "\nnext  "
         why = Padding(Text(step.why, "dim"), (0, 0, 0, 6), expand=False)
         yield Text.assemble((lead, "bold"), (command, "green")), why
+    for text in screen.advice:
+        yield Text("hint", style="bold"), Padding(Text(printable(text)), (0, 0, 0, 6), expand=False)
 
 
 def _answer_table(screen: FirstScreen, width: int) -> RenderableType:
