@@ -14,12 +14,18 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
+import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from command_line import documented_parser
-from measuring import Used, run_measured, table_row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ROOT = Path(__file__).parents[1]
 OURS = ROOT / "src"
@@ -29,6 +35,16 @@ GRAPHS, LATER = (str(TORCH / f"{name}graph_replay_rank0.json.gz") for name in ("
 RANKS = [str(TORCH / f"torch_fsdp_rank{rank}.json.gz") for rank in range(3)]
 XSPACE = str(DATA / "jax" / "jax_single.xplane.pb.gz")
 NSIGHT = str(DATA / "nsight" / "torch_graph.sqlite.gz")
+
+
+@dataclass(frozen=True)
+class Used:
+    """What a process and its children used: seconds until it ended, CPU seconds, the largest resident set in MB."""
+
+    wall: float
+    cpu: float
+    peak_mb: float
+    code: int
 
 
 def commands(folder: Path) -> dict[str, list[str]]:
@@ -81,7 +97,19 @@ def measured(source: Path, arguments: list[str], folder: Path) -> Used:
     for made in ("store", "recording"):
         shutil.rmtree(folder / made, ignore_errors=True)
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    return run_measured([sys.executable, *arguments], environment | {"PYTHONPATH": str(source)})
+    environment["PYTHONPATH"] = str(source)
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, *arguments], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return Used(time.perf_counter() - began, used.ru_utime + used.ru_stime, used.ru_maxrss / 1000, process.returncode)
+
+
+def table_row(cells: Iterable[object]) -> str:
+    """A row of a table in Markdown."""
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def main() -> None:

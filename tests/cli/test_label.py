@@ -52,8 +52,9 @@ def laid_out(trace: Path, folder: Path, how: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("how", ["as recorded", "compact", "events alone"])
-@pytest.mark.parametrize("ending", [".json", ".json.gz"])
+@pytest.mark.parametrize(
+    ("how", "ending"), [("as recorded", ".json"), ("compact", ".json.gz"), ("events alone", ".json")]
+)
 def test_every_event_stays_as_it_was_but_for_the_labels(tmp_path: Path, labels: Path, how: str, ending: str) -> None:
     source, target = laid_out(WITHOUT_IDS, tmp_path, how), tmp_path / f"out{ending}"
     done = run_thence("label", source, "--labels", labels, "-o", target)

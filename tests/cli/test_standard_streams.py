@@ -47,14 +47,11 @@ SMALL = "SMALL"
     [
         # More than a buffer holds: a write in the midst of the output fails.
         ("report", STACK, "--format", "json"),
-        ("report", STACK, "--format", "csv"),
         ("convert", STACK, "-o", "-", "--to", "json"),
         ("convert", STACK, "-o", "-", "--to", "pftrace"),
         ("flame", STACK, "-o", "-"),
         # Less: what fails is the last write.
         ("report", SMALL),
-        ("streams", SMALL),
-        ("check", SMALL, "--format", "json"),
         ("sql", SMALL, "select count(*) from gpu"),
         ("demo",),
         ("--help",),

@@ -15,6 +15,7 @@ import pytest
 
 import thence
 from helpers import event, kernel, launch, output, written
+from source_trees import nodes
 
 BAD = "\x1b[7;7;7mpwn\x1b]0;pwn\x07\x9b7;7m\u202e"
 PLANTED = ("\x1b[7;7;7m", "\x1b]0;", "\x07", "\x9b", "\u202e")
@@ -138,7 +139,7 @@ def test_one_place_prints() -> None:
     """`say` and `put` of cli/messages.py, and tables on a `SafeConsole`: what they print is made harmless."""
     found = {}
     for path in PACKAGE.rglob("*.py"):
-        calls = [n.func for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+        calls = [n.func for n in nodes(path) if isinstance(n, ast.Call)]
         names = {ast.unparse(f) for f in calls} & PRINTING
         where = path.relative_to(PACKAGE).as_posix()
         if more := names - ALLOWED.get(where, set()):

@@ -1,6 +1,6 @@
 """The parts of the proof on GPUs: what each shows, what it needs, and its time.
 
-A part is a script here, or one of benchmarks/ that proves as much as it measures. What it runs on the GPU needs the
+A part is a script here. What it runs on the GPU needs the
 packages named, and NumPy; what it checks afterwards needs thence with all that it depends on, and may run elsewhere.
 """
 
@@ -191,6 +191,53 @@ PARTS = (
         ("record", "{out}"),
         ("check", "{out}"),
         70,
+    ),
+    Part(
+        "host_samples",
+        "planted pauses of the host are named as the first row of idle time, with their time",
+        ("record", "{out}"),
+        ("check", "{out}"),
+        120,
+    ),
+    Part(
+        "whatif",
+        "predictions of what-if are the gains of the changed programs",
+        ("record", "{out}"),
+        ("check", "{out}"),
+        300,
+        packages=("torch", "transformers"),
+    ),
+    Part(
+        "roofline",
+        "FLOP of a Llama and of a JAX step are those of closed forms, rates are within the data sheet's",
+        ("record", "{out}"),
+        ("check", "{out}"),
+        300,
+        packages=("torch", "transformers", "jax"),
+    ),
+    Part(
+        "memory_peaks",
+        "peaks, leaks, failures and fragments of memory are PyTorch's and XLA's own, to the byte",
+        ("record", "{out}", "--together", "6"),
+        ("check", "{out}"),
+        80,
+        packages=("torch", "jax"),
+    ),
+    Part(
+        "memory_record",
+        "peaks of recorded memory are PyTorch's, memory that was planted outside is named; what it costs a step",
+        ("record", "{out}"),
+        ("check", "{out}"),
+        180,
+        packages=("torch", "jax"),
+    ),
+    Part(
+        "graph_page",
+        "nodes, edges and critical path of the page of a CUDA graph are those of torch's dump of it",
+        ("record", "{out}"),
+        ("check", "{out}"),
+        120,
+        packages=("torch", "jax"),
     ),
     Part(
         "waits",

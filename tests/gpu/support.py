@@ -7,9 +7,10 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # programs and options that benchmarks share with parts
 
+from captured_step import captured, warm_up
 from command_line import documented_parser, folder_argument
 
-__all__ = ["EXAMPLES", "documented_parser", "end", "folder_argument", "judge"]
+__all__ = ["EXAMPLES", "captured", "documented_parser", "end", "folder_argument", "judge", "warm_up"]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 _verdicts: list[bool] = []

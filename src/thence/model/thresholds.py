@@ -101,7 +101,7 @@ LATE_START_NS = 20_000
 """An activity that begins later than the simulation explains, by more than this, counts as unexplained time."""
 MAX_SCALED_NS = 100_000
 """Of a longer piece of the host's work, only this much is scaled to the step without recording. Limits of 0.1, 0.2 and
-0.5 ms change no prediction for programs of benchmarks/gpu_whatif.py by more than 2 % of the step; without a limit,
+0.5 ms change no prediction for programs of tests/gpu/whatif.py by more than 2 % of the step; without a limit,
 pauses of 3 ms became shorter."""
 MIN_HOST_FACTOR = 0.3
 """Least factor of the host's work: recording made no program more than three times as slow."""

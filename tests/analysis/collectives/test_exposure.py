@@ -71,10 +71,10 @@ def test_against_counting_every_nanosecond(rows: list[tuple[int, int, int, int]]
 
 
 JOBS = (
-    *((recording(name),) for name in ("torch_eager_rank0", "torch_fsdp_rank0", "torch_fsdp_rank3")),
-    *((TORCH / "graphs" / f"comm_{name}.json.gz",) for name in ("eager_rank0", "replay_rank0", "replay_rank1")),
-    *((DATA / "nsight" / f"{name}.sqlite.gz",) for name in ("jax_train", "torch_ddp")),
-    *((DATA / "jax" / name,) for name in ("jax_fsdp2.xplane.pb.gz", "jax_single.xplane.pb.gz", "recording")),
+    *((recording(name),) for name in ("torch_eager_rank0",)),
+    *((TORCH / "graphs" / f"comm_{name}.json.gz",) for name in ("replay_rank0",)),
+    *((DATA / "nsight" / f"{name}.sqlite.gz",) for name in ("torch_ddp",)),
+    *((DATA / "jax" / name,) for name in ("jax_fsdp2.xplane.pb.gz",)),
     (DATA / "recording" / "two_ranks",),
     FSDP,
 )

@@ -148,9 +148,7 @@ def test_of_one_run_a_side_a_host_pause_changes_the_idle_time_alone(tmp_path: Pa
     assert ": idle " in diff.explanation[0]
 
 
-@pytest.mark.parametrize(
-    ("factor", "verdict"), [(1.01, "unknown"), (1.12, "unknown"), (1.2, "slower"), (0.8, "faster")]
-)
+@pytest.mark.parametrize(("factor", "verdict"), [(1.12, "unknown"), (1.2, "slower"), (0.8, "faster")])
 def test_of_one_run_a_side_a_kernel_must_change_by_more_than_runs_differ(
     tmp_path: Path, factor: float, verdict: str
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import thence
-from helpers import DATA, FSDP, shared, unzipped
+from helpers import DATA, FSDP, examples, shared, unzipped
 from late_ranks import BACKWARD, FORWARD, TRANSFER, RealJob, SleepyJob
 from rank_jobs import LINE, MODULE, Plant, RankJob
 from thence.analysis.ranks.answer import job_of
@@ -63,7 +63,7 @@ def test_a_slow_link_is_named_by_its_group_and_no_rank_outside_is() -> None:
 
 def test_where_nobody_is_late_somebody_is_named_in_about_one_job_of_a_hundred() -> None:
     named = 0
-    for seed in range(60):
+    for seed in range(tries := examples(60)):
         random = np.random.default_rng(seed)
         job = RankJob(
             ranks=int(random.choice([2, 4, 8])), steps=int(random.integers(4, 20)), noise=0.1,
@@ -73,7 +73,7 @@ def test_where_nobody_is_late_somebody_is_named_in_about_one_job_of_a_hundred() 
         assert found.statement.startswith("no straggler") == found.stragglers.is_empty()
         assert found.links.is_empty()
         named += not found.stragglers.is_empty()
-    assert named <= 2  # with `SURE`, three or more happen in 2 of 100 runs of 60 jobs
+    assert named <= max(1, tries // 30)  # with `SURE`, three or more happen in 2 of 100 runs of 60 jobs
 
 
 def test_a_rank_that_sleeps_in_backward_is_named_though_all_steps_are_equally_long(tmp_path: Path) -> None:

@@ -48,6 +48,14 @@ UNPROVABLE = {
 }
 
 
+TESTED = (
+    "eager, torch 2.12", "FSDP, four ranks", "graph replay, torch 2.12", "graph replay of a block",
+    "recording of two ranks", "recording of JAX", "Nsight, graphs", "Nsight, JAX", "xplane",
+    "xplane, graphs, two GPUs",
+)  # fmt: skip
+"""Of the sound traces those that differ in what can be proved; `benchmarks/check_soundness.py` tries all."""
+
+
 @functools.cache
 def tables_of(name: str) -> Tables:
     return read(TRACES[name])
@@ -58,15 +66,15 @@ def findings(plant: Plant, name: str) -> tuple[Finding, ...] | None:
     return None if planted is None else check(planted).findings
 
 
-@pytest.mark.parametrize("name", TRACES)
+@pytest.mark.parametrize("name", TESTED)
 def test_there_is_no_alarm_before(name: str) -> None:
     assert check(tables_of(name)).findings == ()
 
 
 @pytest.mark.parametrize("plant", DEFECTS, ids=lambda plant: plant.__name__)
 def test_a_planted_defect_is_found(plant: Plant) -> None:
-    codes = {name: found for name in TRACES if (found := findings(plant, name)) is not None}
-    assert len(codes) >= 7
+    codes = {name: found for name in TESTED if (found := findings(plant, name)) is not None}
+    assert len(codes) >= 4
     missed = {
         (plant.__name__, name)
         for name, found in codes.items()

@@ -275,7 +275,7 @@ def test_damaged_bytes_are_one_error(data: bytes) -> None:
 def test_cut_and_flipped_files_are_read_or_refused() -> None:
     generator = random.Random(1)
     original = content("streams_default.xplane.pb")
-    for _ in range(200):
+    for _ in range(80):
         data = bytearray(original)
         if generator.random() < 0.3:
             del data[generator.randrange(len(data)) :]

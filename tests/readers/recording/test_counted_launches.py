@@ -476,7 +476,7 @@ def test_a_check_does_not_ask_for_launches_that_were_not_recorded(tmp_path: Path
 
 @pytest.mark.parametrize("column", ["kind", "parent", "number", "name", "line"])
 def test_places_that_cannot_be_are_passed_over(tmp_path: Path, column: str) -> None:
-    for value in (-1, 0, 3, 1 << 40):
+    for value in (-1, 1 << 40):
         wrong = [{**row, column: value} for row in PLACES]
         folder = tmp_path / f"{column}{value}"
         trace = recorded(folder, [MODEL, LAYER, LINE_2, "launch", STEP_0], places=[wrong])

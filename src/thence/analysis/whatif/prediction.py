@@ -11,7 +11,7 @@ The interval of a prediction combines three independent errors, as the root of t
   depend on the speed of its host, until the work of the device is removed.
 
 The first two constants are from 40 runs of changed programs on H200s, none of which is among the programs of
-benchmarks/gpu_whatif.py: of 13 whose step was bounded by the host, the predictions of 12 were within 9 % of it. The
+tests/gpu/whatif.py: of 13 whose step was bounded by the host, the predictions of 12 were within 9 % of it. The
 third is from 92 traces of three programs, 19 to 30 of each in one process: the pace of the host for the same calls had
 a standard deviation of 18 to 22 % from trace to trace, and of 4 to 15 % within a trace.
 

@@ -32,7 +32,7 @@ import polars as pl
 
 from thence.attribution.host_rows import launch_rows
 from thence.attribution.xla.graph_commands import MODULE, creations, possible_slots, thunk_numbers
-from thence.attribution.xla.node_matching import LOW, Verdict, match, nodes_of
+from thence.attribution.xla.node_matching import LOW, Comparison, Verdict, match, nodes_of
 from thence.attribution.xla.program_commands import TooManyNodes, schedule_of, slots_of
 from thence.model.columns import mask_of, row_numbers
 from thence.model.intervals import NO_ROW, chain_to
@@ -273,8 +273,11 @@ def _by_thunk(
     for nodes in graphs:
         if nodes.graph not in first_of:
             continue
-        possible = possible_slots(schedule, first_of[nodes.graph], alone, nodes)
-        matches = [(slots, match(schedule, slots, nodes)) for slots in possible]
+        possible = list(possible_slots(schedule, first_of[nodes.graph], alone, nodes))
+        if not possible:
+            continue
+        compared = Comparison.of(schedule, possible, nodes)
+        matches = [(slots, match(schedule, slots, nodes, compared)) for slots in possible]
         fitting = [(matched, slots) for slots, matched in matches if matched is not None and matched.proofs]
         if fitting:
             agreed = fitting[0][0].agreeing([matched for matched, _ in fitting[1:]])

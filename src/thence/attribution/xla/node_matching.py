@@ -234,6 +234,39 @@ class _SlotFacts:
         return verdict
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """The activities of a graph compared with all slots that it may have.
+
+    The graph may begin at any of hundreds of commands. Most slots of these candidates are of the same commands in the
+    same roles, on which a verdict depends alone, so each is compared once.
+
+    Attributes:
+        keys: of command and role, ascending.
+        table: a `Verdict` for each distinct activity and key.
+        of_entry: the index of the distinct activity of each entry of the nodes.
+    """
+
+    keys: Int64
+    table: Verdicts
+    of_entry: Int64
+
+    @classmethod
+    def of(cls, schedule: Schedule, candidates: Sequence[Slots], nodes: Nodes) -> Comparison:
+        """Compares the nodes of a graph with the slots of every candidate."""
+        keys = np.unique(np.concatenate([_keys(slots) for slots in candidates]))
+        distinct = Slots(keys // len(Role), keys % len(Role), np.zeros(len(keys), np.int64), ())
+        return cls(keys, *verdicts(schedule, distinct, nodes))
+
+    def of_entries(self, slots: Slots) -> Verdicts:
+        """A `Verdict` for each entry of the nodes and each of these slots."""
+        return self.table[np.ix_(self.of_entry, np.searchsorted(self.keys, _keys(slots)))]
+
+
+def _keys(slots: Slots) -> Int64:
+    return slots.command * len(Role) + slots.role
+
+
 # ---- Matching nodes to slots
 
 
@@ -272,16 +305,19 @@ class Match:
         return dataclasses.replace(self, command=command, level=level)
 
 
-def match(schedule: Schedule, slots: Slots, nodes: Nodes) -> Match | None:
+def match(schedule: Schedule, slots: Slots, nodes: Nodes, compared: Comparison | None = None) -> Match | None:
     """The best match of a graph's nodes to these slots; None if they do not fit.
 
     Every slot of the graph itself must have an activity, except slots that only contain others, and copies, which a
     trace can lack. Slots of branches need none, because a branch may never have run.
+
+    Args:
+        compared: the nodes with these slots, and with those of other candidates; None if there are no others.
     """
+    compared = compared or Comparison.of(schedule, [slots], nodes)
     slots = _without_insides(slots, nodes)
-    table, of_entry = verdicts(schedule, slots, nodes)
     count = nodes.last + 1
-    verdict_of_entry = table[of_entry]
+    verdict_of_entry = compared.of_entries(slots)
     # An activity that the launch did not start itself is inside a branch.
     verdict_of_entry[np.ix_(~nodes.begun, slots.level == 0)] = Verdict.CONTRADICTS
     if slots.exact:
@@ -346,8 +382,8 @@ def _alignment(slots: Slots, nodes: Nodes, verdict_of_entry: Verdicts, unseen: M
     count = nodes.last + 1
     cells = np.where(unseen, np.int8(Verdict.POSSIBLE), np.int8(Verdict.CONTRADICTS))
     cells = np.repeat(cells[None, :], count, axis=0)
-    cells[nodes.number] = Verdict.NAMED
-    np.minimum.at(cells, nodes.number, verdict_of_entry)
+    numbers, first = np.unique(nodes.number, return_index=True)
+    cells[numbers] = np.minimum.reduceat(verdict_of_entry, first, axis=0)
     fits = cells != Verdict.CONTRADICTS
     many = slots.is_(*MANY)
     _tolerate(slots, nodes, cells, fits)
@@ -405,23 +441,17 @@ def _reached(fits: Mask, many: Mask, unseen: Mask, *, backwards: bool = False) -
     Slots past the last number are nodes that were not seen; read backwards, they come first.
     """
     count, slots = fits.shape
-    result = np.zeros((slots + 1, count + 1), np.bool_)
-    result[0, 0] = True
-    beyond = 0 if backwards else count
+    columns = np.packbits(fits.T, axis=1, bitorder="little")
+    beyond = 1 << (0 if backwards else count)
+    # A row is one integer with a bit for each number: hundreds of candidates take a few operations for each slot.
+    rows = [1]
     for slot in range(slots):
-        now, ok = result[slot], fits[:, slot]
-        following = result[slot + 1]
+        now, ok = rows[-1], int.from_bytes(columns[slot].tobytes(), "little")
         if many[slot]:
-            following[:] = _runs(now, ok)
+            # Adding carries each start over the bits that follow it without a gap, and one further.
+            rows.append(now | (((now & ok) + ok) ^ ok))
         else:
-            following[1:] = now[:-1] & ok
-            following[beyond] |= now[beyond] & unseen[slot]
-    return result
-
-
-def _runs(starts: Mask, ok: Mask) -> Mask:
-    """Which numbers can be reached from a start over numbers that are all ``ok``."""
-    position = np.arange(len(starts))
-    start = np.maximum.accumulate(np.where(starts, position, -1))
-    blocked = np.maximum.accumulate(np.concatenate(([0], np.where(ok, 0, position[1:]))))
-    return start >= blocked
+            rows.append((now & ok) << 1 | (now & beyond if unseen[slot] else 0))
+    width = count // 8 + 1
+    packed = np.frombuffer(b"".join(row.to_bytes(width, "little") for row in rows), np.uint8).reshape(slots + 1, width)
+    return np.unpackbits(packed, axis=1, count=count + 1, bitorder="little").view(np.bool_)

@@ -74,7 +74,7 @@ _OF_GRAPHS = re.compile(r"cu(da)?(Graph|Stream(Begin|End)Capture)")
 """Calls that capture, build or launch CUDA graphs."""
 _ALLOCATES = re.compile(r"cu(da)?(EventRecord|Malloc|Free|HostAlloc|Mem(Alloc|Free|Create))")
 """Noted calls that neither launch nor wait. The thread of a data loader that pins memory makes no others: on an H100,
-CUPTI was detached up to 200 times beside such a thread, without a crash (`benchmarks/gpu_baseline.py detach`)."""
+CUPTI was detached up to 200 times beside such a thread, without a crash."""
 _OF_AUTOGRAD = "pt_autograd"
 """How PyTorch names the threads of autograd."""
 _NO_DRIVER = (15, 999)
@@ -375,7 +375,7 @@ class Recorder:
         """Why launches of CUDA graphs may fail once CUPTI is detached; None if there are none.
 
         On an H100 with CUPTI 13.0, 4,399 detachments from twelve programs lost no record and crashed none, although
-        some of them replayed CUDA graphs. JAX with loops in command buffers crashed (`benchmarks/gpu_baseline.py`), and
+        some of them replayed CUDA graphs. JAX with loops in command buffers crashed, and
         so did training with `torch.cuda.make_graphed_callables`, whose graphs were captured while CUPTI was attached:
         "unspecified launch failure" in two of two runs (`benchmarks/gpu_plain_step.py`). Which graphs are harmless is
         not known, so CUPTI stays attached once it has seen any. A step in a graph and a JAX training step failed alike

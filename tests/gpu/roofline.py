@@ -1,7 +1,7 @@
 """Whether `thence roofline` counts and rates the work of programs on a GPU as closed forms and data sheets say.
 
-    python benchmarks/gpu_roofline.py record OUT [NAME ...]   # on a GPU with torch, transformers and jax
-    python benchmarks/gpu_roofline.py check OUT               # anywhere, with thence's requirements
+    python tests/gpu/roofline.py record OUT [NAME ...]   # on a GPU with torch, transformers and jax
+    python tests/gpu/roofline.py check OUT               # anywhere, with thence's requirements
 
 Programs, each in a process of its own: cuBLAS products of 8192^3 and copies of 1 GiB (limits), training steps of a
 Llama with odd sizes, grouped heads and causal attention (eager, with checkpoints, compiled, captured in a CUDA graph
@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import thence
-from captured_step import captured as captured_graph
-from command_line import documented_parser
+from support import captured as captured_graph
+from support import documented_parser
 from thence.capture.cuda.clocks import ClockSamples
 from thence.model.formats import MEASURED_PEAKS_FILE
 from thence.timing.measured_peaks import measure_into
@@ -173,9 +173,7 @@ def limits(out: Path) -> None:
             target.copy_(source)
             numbers.add_(1)
             torch.mm(wide, wide)
-            torch._scaled_mm(  # noqa: SLF001 - the only product of float8
-                eighth, eighth.t(), one, one, out_dtype=torch.bfloat16
-            )
+            torch._scaled_mm(eighth, eighth.t(), one, one, out_dtype=torch.bfloat16)
 
     traced(out / "limits", step)
 

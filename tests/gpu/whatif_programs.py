@@ -1,4 +1,4 @@
-"""Parts of gpu_whatif.py: programs whose parts can be made shorter, longer or none, and the list of changes.
+"""Parts of whatif.py: programs whose parts can be made shorter, longer or none, and the list of changes.
 
 The list was fixed before any run; pauses, rests, freed and uneven were added later, before theirs, and so were the
 programs whose recordings by thence are the source (RECORDED), with twelve changes; full, with two more, was added after
@@ -209,7 +209,7 @@ class Program:
         self.warm_up(500)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        torch.cuda._sleep(10**8)  # noqa: SLF001 - there is no public one
+        torch.cuda._sleep(10**8)
         end.record()
         torch.cuda.synchronize()
         self.cycles = 10**8 / begin.elapsed_time(end) / 1e3
@@ -231,7 +231,7 @@ class Program:
     def spin(self, us: float) -> None:
         """Keeps a stream busy with one kernel, or with none."""
         if us:
-            self.torch.cuda._sleep(int(us * self.cycles))  # noqa: SLF001
+            self.torch.cuda._sleep(int(us * self.cycles))
 
     def step(self, times: dict[str, float], name: str) -> None:
         """One step."""

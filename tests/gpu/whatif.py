@@ -6,10 +6,10 @@ the host as soon as attention is free (freed), and a training step of a small GP
 (model); on two GPUs a late rank (late, uneven), exposed communication, and that model under FSDP2.
 Recording and checking are apart, because the recording machine needs torch and transformers alone::
 
-    python benchmarks/gpu_whatif.py record FOLDER [--seconds 240]       # on one GPU
-    python benchmarks/gpu_whatif.py record-two FOLDER [--seconds 90]    # on two; starts torchrun itself
-    python benchmarks/gpu_whatif.py record-own FOLDER [--seconds 480]   # on one, with thence: its own recordings
-    python benchmarks/gpu_whatif.py check FOLDER                        # anywhere, with thence
+    python tests/gpu/whatif.py record FOLDER [--seconds 240]       # on one GPU
+    python tests/gpu/whatif.py record-two FOLDER [--seconds 90]    # on two; starts torchrun itself
+    python tests/gpu/whatif.py record-own FOLDER [--seconds 480]   # on one, with thence: its own recordings
+    python tests/gpu/whatif.py check FOLDER                        # anywhere, with thence
 
 How a step is measured: in rounds, each a profile of its own, which every variant of a program takes part in, the
 unchanged one twice (as base and as null control); the order is rotated from round to round. A variant runs a block of
@@ -42,7 +42,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from command_line import documented_parser
+from support import documented_parser
 from whatif_checks import check
 from whatif_programs import ONE, RECORDED, TWO, Model, Planned, Program, changed
 
@@ -63,9 +63,7 @@ def profiled(program: Program) -> Iterator[Any]:
     """torch.profiler with waits for events, and with exact ids of their records where thence can be imported."""
     from torch.profiler import ProfilerActivity, profile
 
-    settings = program.torch._C._profiler._ExperimentalConfig(  # noqa: SLF001 - there is no public one
-        enable_cuda_sync_events=True
-    )
+    settings = program.torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)
     profiler = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], experimental_config=settings)
     profiler.start()
     with exact_ids():  # ends after the profile, so that what it does is not in it

@@ -2,8 +2,8 @@
 
 Recording and checking are apart, because the recording machine needs torch, jax and NumPy alone::
 
-    python benchmarks/gpu_graph_page.py record OUT    # on an NVIDIA GPU; two minutes
-    python benchmarks/gpu_graph_page.py check OUT     # anywhere, with thence
+    python tests/gpu/graph_page.py record OUT    # on an NVIDIA GPU; two minutes
+    python tests/gpu/graph_page.py check OUT     # anywhere, with thence
 
 Three programs run under ``thence record``: a training step captured with two streams, a decoding step with a static
 cache, and a JAX program. ``check`` writes the page of each into OUT with ``thence label RECORDING --graph``, and
@@ -30,7 +30,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from command_line import documented_parser
+from support import documented_parser
 
 OPTIONS = documented_parser(__doc__)
 OPTIONS.add_argument("verb", choices=("record", "check", "train", "decode", "jax"), help="a program runs here, alone")

@@ -1,8 +1,8 @@
 """Host samples on a GPU: whether planted pauses are named with their time, and what sampling costs.
 
-    python benchmarks/gpu_host_samples.py record OUT      # on a GPU with torch and Python 3.12, two minutes
-    python benchmarks/gpu_host_samples.py cost OUT        # there, two minutes
-    python benchmarks/gpu_host_samples.py check OUT       # anywhere, with thence's requirements
+    python tests/gpu/host_samples.py record OUT      # on a GPU with torch and Python 3.12, two minutes
+    python tests/gpu/host_samples.py cost OUT        # there, two minutes
+    python tests/gpu/host_samples.py check OUT       # anywhere, with thence's requirements
 
 record: programs with a training step of a small network that pause for some 6 ms a step in a function and a module of
 random name, each in a process of its own: in Python, in C that holds the GIL, in C that released it, waiting for a
@@ -29,7 +29,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from command_line import documented_parser
+from support import documented_parser
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -221,11 +221,11 @@ def cost(out: Path) -> None:
             pass
 
     with thence.record(out / "cost") as recording:
-        recorder = recording._recorder  # noqa: SLF001 - nobody else switches samples within a recording
+        recorder = recording._recorder
         if recorder is None or recorder.samples is None:
             sys.exit("samples are not taken here: see recording.json")
-        native = recorder.samples._native  # noqa: SLF001
-        recording.noted._samples = None  # noqa: SLF001 - samples are switched here, and not written
+        native = recorder.samples._native
+        recording.noted._samples = None
         native.end_samples()
         for name, step in (("launches only", launching), ("3 ms of Python a step", pausing)):
             report(name, step, native)

@@ -1,4 +1,4 @@
-"""A part of gpu_whatif.py: predictions beside what was measured.
+"""A part of whatif.py: predictions beside what was measured.
 
 Each round is predicted from the trace of the unchanged program that was recorded right before it. For every pair:
 what was predicted and measured, as medians over the rounds; the median over the rounds of their difference; by how
@@ -192,7 +192,7 @@ def _pieces(paths: list[Path]) -> pl.DataFrame:
     from thence.analysis.whatif.prediction import host_pieces
 
     trace = thence.open(paths)
-    program = program_graph(trace.whole, *trace._of_ranks)  # noqa: SLF001 - what Trace.whatif does
+    program = program_graph(trace.whole, *trace._of_ranks)
     return host_pieces(trace.whole, program).with_columns(pl.col("before", "behind").cast(pl.String))
 
 

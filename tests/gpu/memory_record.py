@@ -1,7 +1,7 @@
 """What recording PyTorch's memory costs a training step, and whether the recording's peak is PyTorch's own.
 
-    python benchmarks/gpu_memory_record.py record OUT   # on a GPU with torch; thence's src on PYTHONPATH
-    python benchmarks/gpu_memory_record.py check OUT    # anywhere, with thence's requirements
+    python tests/gpu/memory_record.py record OUT   # on a GPU with torch; thence's src on PYTHONPATH
+    python tests/gpu/memory_record.py check OUT    # anywhere, with thence's requirements
 
 A GPT is trained inside `thence.record`, in alternating blocks of steps with and without the allocator's history and
 CUPTI's records of memory, as `thence record --with memory` keeps them. The cost is the median of the paired differences
@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from command_line import documented_parser
+from support import documented_parser
 
 BLOCKS, STEPS = 300, 5
 WARM_UP = 20
@@ -38,15 +38,15 @@ def measure_cost(out: Path) -> dict[str, Any]:
     import torch
 
     import thence
-    from gpu_memory import Training
+    from memory_peaks import Training
     from thence.capture.cuda.layouts import MEMORY2
     from thence.capture.torch.memory_history import MOST_ENTRIES
 
-    history = torch.cuda.memory._record_memory_history  # noqa: SLF001 - PyTorch has no public name
+    history = torch.cuda.memory._record_memory_history
     step = Training()
     blocks: dict[str, list[tuple[float, float]]] = {"without": [], "with": []}
     with thence.record(out / "cost_recording", thence.RecordOptions(baseline=False)) as recording:
-        cupti = recording._recorder._cupti  # noqa: SLF001 - what is switched has no other name
+        cupti = recording._recorder._cupti
         for _ in range(WARM_UP):
             step()
         for number in range(BLOCKS):
@@ -75,7 +75,7 @@ def record_training(out: Path) -> dict[str, Any]:
     import torch
 
     import thence
-    from gpu_memory import Training
+    from memory_peaks import Training
 
     torch.cuda.init()
     with thence.record(out / "recorded_recording", thence.RecordOptions(memory=True)):
@@ -85,7 +85,7 @@ def record_training(out: Path) -> dict[str, Any]:
         torch.cuda.synchronize()
         began = time.perf_counter()
     written = time.perf_counter() - began
-    kept = torch._C._cuda_isHistoryEnabled()  # noqa: SLF001
+    kept = torch._C._cuda_isHistoryEnabled()
     return _said(torch) | {"seconds_to_end": written, "kept": kept}
 
 
@@ -94,19 +94,19 @@ def keep_own_history(out: Path) -> dict[str, Any]:
     import torch
 
     import thence
-    from gpu_memory import Training
+    from memory_peaks import Training
 
     memory = torch.cuda.memory
-    memory._record_memory_history(max_entries=5000, stacks="python")  # noqa: SLF001
-    original = memory._record_memory_history  # noqa: SLF001
+    memory._record_memory_history(max_entries=5000, stacks="python")
+    original = memory._record_memory_history
     with thence.record(out / "own_recording", thence.RecordOptions(memory=True)):
         step = Training()
         for _ in range(3):
             step()
-    trace = memory._snapshot()["device_traces"][0]  # noqa: SLF001
+    trace = memory._snapshot()["device_traces"][0]
     return _said(torch) | {
-        "kept": torch._C._cuda_isHistoryEnabled(),  # noqa: SLF001
-        "same_function": memory._record_memory_history is original,  # noqa: SLF001
+        "kept": torch._C._cuda_isHistoryEnabled(),
+        "same_function": memory._record_memory_history is original,
         "entries": len(trace),
         "with_frames": sum(bool(entry.get("frames")) for entry in trace),
     }
@@ -148,7 +148,7 @@ def _rank(rank: int, out: str, ranks: int) -> None:
     import torch
 
     import thence
-    from gpu_memory import sharded_training
+    from memory_peaks import sharded_training
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29578", "RANK": str(rank), "WORLD_SIZE": str(ranks)}
     torch.cuda.set_device(rank)

@@ -1,7 +1,7 @@
 """Whether `thence memory` accounts for the memory of programs on a GPU as PyTorch's and XLA's own figures do.
 
-    python benchmarks/gpu_memory.py record OUT [NAME ...] [--together 6]   # on a GPU with torch and jax
-    python benchmarks/gpu_memory.py check OUT                              # anywhere, with thence's requirements
+    python tests/gpu/memory_peaks.py record OUT [NAME ...] [--together 6]   # on a GPU with torch and jax
+    python tests/gpu/memory_peaks.py check OUT                              # anywhere, with thence's requirements
 
 Programs, each in a process of its own: training steps of a GPT recorded from before the model is made (whole), after
 it (eager), without stacks (plain), with every block in a checkpoint (checkpoints), compiled (compiled), captured in a
@@ -12,8 +12,7 @@ history (large); a training step of JAX (jax); three programs without and with o
 
 ``record`` writes into OUT for each program a trace of torch.profiler with memory events (``.json.gz``) or an xplane,
 PyTorch's memory snapshot (``.pickle.gz``), and what PyTorch or XLA itself says (``.truth.json``). ``check`` prints a
-table that compares `thence memory` with the latter; what differs is WRONG, and the exit code is 1 then. Of what
-`gpu_memory_record.py` wrote into OUT, it prints the cost, too.
+table that compares `thence memory` with the latter; what differs is WRONG, and the exit code is 1 then.
 """
 
 from __future__ import annotations
@@ -29,9 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from captured_step import warm_up
-from command_line import documented_parser
-from gpu_memory_record import check as check_recordings
+from support import documented_parser, warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -160,7 +157,7 @@ class Recorded:
         cuda = self.torch.cuda
         cuda.synchronize()
         if self.history:
-            cuda.memory._record_memory_history(max_entries=HISTORY)  # noqa: SLF001 - PyTorch documents this function
+            cuda.memory._record_memory_history(max_entries=HISTORY)
         self.profiler.start()
         cuda.reset_peak_memory_stats()
         self.facts["allocated_at_begin"] = cuda.memory_allocated()
@@ -188,8 +185,8 @@ class Recorded:
         self.profiler.stop()
         if self.history:
             pickle = Path(f"{self.path}.pickle")
-            cuda.memory._dump_snapshot(str(pickle))  # noqa: SLF001
-            cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001
+            cuda.memory._dump_snapshot(str(pickle))
+            cuda.memory._record_memory_history(enabled=None)
             compress(pickle)
         self.profiler.export_chrome_trace(f"{self.path}.json.gz")
         write_truth(self.path, self.facts)
@@ -348,13 +345,13 @@ def large(out: Path) -> None:
     step = Training()
     step()
     cuda = torch.cuda
-    cuda.memory._record_memory_history(max_entries=HISTORY)  # noqa: SLF001
+    cuda.memory._record_memory_history(max_entries=HISTORY)
     cuda.reset_peak_memory_stats()
     for _ in range(LARGE_STEPS):
         step()
     cuda.synchronize()
     pickle = out / "large.pickle"
-    cuda.memory._dump_snapshot(str(pickle))  # noqa: SLF001
+    cuda.memory._dump_snapshot(str(pickle))
     facts = {
         "max_memory_allocated": cuda.max_memory_allocated(),
         "allocated_at_end": cuda.memory_allocated(),
@@ -456,7 +453,7 @@ def recompute_mlp(out: Path) -> None:
         layers = [nn.LayerNorm(1024), nn.Linear(1024, inner), nn.GELU(), nn.Dropout(0.1), nn.Linear(inner, 1024)]
         return nn.Sequential(*layers)
 
-    def make(again: bool) -> _Sequence:  # noqa: FBT001 - the two runs that are compared
+    def make(again: bool) -> _Sequence:
         inputs = torch.randn(4096, 1024, device="cuda")
         return _Sequence(torch, [part(2048), part(8192), part(2048)], inputs, 1 if again else None)
 
@@ -473,7 +470,7 @@ def recompute_conv(out: Path) -> None:
         layers += [nn.Conv2d(after, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2)]
         return nn.Sequential(*layers)
 
-    def make(again: bool) -> _Sequence:  # noqa: FBT001 - the two runs that are compared
+    def make(again: bool) -> _Sequence:
         inputs = torch.randn(32, 3, 128, 128, device="cuda")
         return _Sequence(torch, [stage(3, 32), stage(32, 64), stage(64, 128)], inputs, 1 if again else None)
 
@@ -627,8 +624,7 @@ def main() -> int:
     if arguments.action == "check":
         from memory_checks import check
 
-        wrong = check(arguments.out)
-        return check_recordings(arguments.out) or wrong if (arguments.out / "cost.json").exists() else wrong
+        return check(arguments.out)
     if arguments.action == "one":
         PROGRAMS[arguments.names[0]](arguments.out)
         return 0
