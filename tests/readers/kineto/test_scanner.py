@@ -250,6 +250,26 @@ def test_times_are_exact(whole: int, decimals: str, negative: bool) -> None:
         assert rows().times("ts").tolist() == [round(Decimal(text) * 1000)]
 
 
+@pytest.mark.parametrize("digits", [1, 7, 8, 9, 15, 16, 17, 18, 19])
+@pytest.mark.parametrize("room", [0, 7, 8, 15, 16, 24])
+def test_integers_of_any_length_are_exact_also_near_the_end(digits: int, room: int) -> None:
+    number = int("1234567890123456789"[:digits])
+    written = b'[{"ph":"X","cat":"kernel","name":"k","ts":1,"dur":1,"args":{"bytes":%d}}]' % number
+    piece = np.frombuffer(written + b" " * room, np.uint8).copy().data
+    rows = scanned(piece)
+    assert rows is not None
+    assert rows().integers("bytes").tolist() == [number]
+
+
+@pytest.mark.parametrize("wrong", [b'{"dur":2', b'["dur":2', b',,"dur":2', b',"dur":2,', b'"dur":2', b'}{"dur":2'])
+def test_what_is_between_values_is_not_mixed_up_with_a_beginning(wrong: bytes) -> None:
+    event = b'{"ts":1,"dur":2,"ph":"X","cat":"kernel","name":"k","args":{"dur":2,"bytes":1}}'
+    events_before = b",".join([event, b'{"dur":2}', b'{"dur":2,"ts":1}'] * 3)
+    piece = b"[" + events_before + b',{"ts":1' + wrong + b',"ph":"X"}]'
+    assert not is_scanned(piece)
+    assert_same_columns(piece)
+
+
 def test_columns_take_no_more_memory_than_some_times_the_piece() -> None:
     """One event with every argument, after a million without any, would fill a million rows of every column."""
     keys = ("External id", "correlation", "device", "stream", "bytes", "grid", "block", "graph id", "graph node id")

@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { MOST_NESTED = 64, WORD = 8, HALF_WORD = 4, SAFE_DIGITS = 19 };
+enum { MOST_NESTED = 64, WORD = 8, HALF_WORD = 4 };
 
 typedef uint8_t Bytes16 __attribute__((vector_size(16)));
 typedef uint64_t Words2 __attribute__((vector_size(16)));
@@ -21,6 +21,7 @@ typedef struct {
 } Seen;
 
 static inline const uint8_t *after_blanks(const uint8_t *at, const uint8_t *end) {
+    if (at < end && *at > ' ') return at; /* mostly */
     while (at < end && (*at == ' ' || *at == '\n' || *at == '\t' || *at == '\r')) at++;
     return at;
 }
@@ -45,6 +46,27 @@ static inline int same_bytes(const uint8_t *one, const uint8_t *other, size_t si
     } else
         for (size_t i = 0; i < size; i++) a |= one[i] ^ other[i];
     return a == b && c == d;
+}
+
+/* Whether the text at an address is one that was seen before it, of less than the bytes up to `end`. Its first 16 bytes
+ * are compared without regard to its size, which no branch can foresee. */
+static inline int is_again(const uint8_t *at, const uint8_t *end, const uint8_t *before, size_t size) {
+    static const uint8_t ones_and_zeros[2 * sizeof(Words2)] = {255, 255, 255, 255, 255, 255, 255, 255,
+                                                               255, 255, 255, 255, 255, 255, 255, 255};
+    Words2 a, b, mask;
+    if ((size_t)(end - at) < sizeof a) return same_bytes(at, before, size);
+    size_t first = size < sizeof mask ? size : sizeof mask;
+    memcpy(&a, at, sizeof a), memcpy(&b, before, sizeof b);
+    memcpy(&mask, ones_and_zeros + sizeof mask - first, sizeof mask);
+    a = (a ^ b) & mask;
+    if (a[0] | a[1]) return 0;
+    for (size_t done = sizeof a; done < size; done += sizeof a) {
+        size_t place = size - done < sizeof a ? size - sizeof a : done; /* the last bytes, of which some were compared */
+        memcpy(&a, at + place, sizeof a), memcpy(&b, before + place, sizeof b);
+        a ^= b;
+        if (a[0] | a[1]) return 0;
+    }
+    return 1;
 }
 
 static inline int is_digit(const uint8_t *at, const uint8_t *end) { return at < end && *at >= '0' && *at <= '9'; }
@@ -101,10 +123,35 @@ static inline const uint8_t *after_string(const uint8_t *at, const uint8_t *end,
     }
 }
 
+/* How many of the next 8 bytes, all of which are read, are digits; their word with digits as 0 to 9, the first lowest. */
+static inline int digits_ahead(const uint8_t *at, uint64_t *word) {
+    memcpy(word, at, WORD);
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    *word = __builtin_bswap64(*word);
+#endif
+    *word ^= 0x3030303030303030u; /* of all bytes but digits the sum below has its highest bit */
+    uint64_t other = ((*word + 0x7676767676767676u) | *word) & 0x8080808080808080u;
+    return other ? __builtin_ctzll(other) / 8 : WORD;
+}
+
+/* The digits among the next 8 bytes: their value, and how many there are. All 8 bytes are read. */
+static inline int up_to_eight_digits(const uint8_t *at, uint64_t *value) {
+    uint64_t word;
+    int digits = digits_ahead(at, &word);
+    if (!digits) return 0;
+    word <<= 8 * (WORD - digits);   /* zeros in front instead of what follows */
+    word = word * 10 + (word >> 8); /* pairs, then all four of them at once */
+    *value = ((word & 0x000000FF000000FFu) * 0x000F424000000064u +
+              (word >> 16 & 0x000000FF000000FFu) * 0x0000271000000001u) >> 32;
+    return digits;
+}
+
 static const uint8_t *after_digits(const uint8_t *at, const uint8_t *end) {
-    if (!is_digit(at, end)) return NULL;
+    const uint8_t *first = at;
+    uint64_t word;
+    if (end - at >= WORD) at += digits_ahead(at, &word);
     while (is_digit(at, end)) at++;
-    return at;
+    return at == first ? NULL : at;
 }
 
 static const uint8_t *after_number(const uint8_t *at, const uint8_t *end) {
@@ -166,11 +213,23 @@ static const uint8_t *after_value(const uint8_t *at, const uint8_t *end, Seen *s
     }
 }
 
+static const uint64_t powers_of_ten[WORD + 1] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000};
+
+/* The digits among the next 16 bytes, all of which are read. */
+static inline int up_to_sixteen_digits(const uint8_t *at, uint64_t *value) {
+    uint64_t more = 0;
+    int digits = up_to_eight_digits(at, value), further;
+    if (digits < WORD) return digits;
+    further = up_to_eight_digits(at + WORD, &more);
+    *value = *value * powers_of_ten[further] + more;
+    return digits + further;
+}
+
 /* Digits without a needless zero in front, as an integer; they must not be followed by a fraction or an exponent. */
 static inline const uint8_t *unsigned_integer(const uint8_t *at, const uint8_t *end, uint64_t *value) {
-    const uint8_t *first = at, *safe = end - at > SAFE_DIGITS ? at + SAFE_DIGITS : end;
+    const uint8_t *first = at;
     uint64_t sum = 0;
-    for (; is_digit(at, safe); at++) sum = sum * 10 + (*at - '0');
+    if (end - at >= 2 * WORD) at += up_to_sixteen_digits(at, &sum);
     for (; is_digit(at, end); at++)
         if (__builtin_mul_overflow(sum, 10, &sum) || __builtin_add_overflow(sum, *at - '0', &sum)) return NULL;
     if (at == first || (*first == '0' && at - first > 1)) return NULL;
@@ -188,7 +247,7 @@ static inline const uint8_t *signed_integer(const uint8_t *at, const uint8_t *en
 }
 
 /* Microseconds as nanoseconds, rounded half to even, as `thence.readers.kineto.times` does; of at most 18 digits. */
-static const uint8_t *nanoseconds(const uint8_t *at, const uint8_t *end, int64_t *value) {
+static const uint8_t *any_nanoseconds(const uint8_t *at, const uint8_t *end, int64_t *value) {
     int negative = at < end && *at == '-', digits = 0, decimals = 0;
     at += negative;
     const uint8_t *first = at;
@@ -211,6 +270,20 @@ static const uint8_t *nanoseconds(const uint8_t *at, const uint8_t *end, int64_t
     if (2 * rest > unit || (2 * rest == unit && (sum & 1))) sum++;
     *value = negative ? -sum : sum;
     return at;
+}
+
+/* The same, faster for what is mostly written: at most 15 digits, a point, and at most three digits. */
+static inline const uint8_t *nanoseconds(const uint8_t *at, const uint8_t *end, int64_t *value) {
+    uint64_t sum = 0, rest = 0;
+    if (end - at < 3 * WORD + 1) return any_nanoseconds(at, end, value);
+    int digits = up_to_sixteen_digits(at, &sum), decimals;
+    const uint8_t *point = at + digits, *after;
+    if (!digits || digits > 15 || *at == '0' || *point != '.') return any_nanoseconds(at, end, value);
+    decimals = up_to_eight_digits(point + 1, &rest);
+    after = point + 1 + decimals;
+    if (!decimals || decimals > 3 || (*after | 0x20) == 'e') return any_nanoseconds(at, end, value);
+    *value = (int64_t)(sum * 1000 + rest * powers_of_ten[3 - decimals]);
+    return after;
 }
 
 #endif

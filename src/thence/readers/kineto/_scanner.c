@@ -13,7 +13,7 @@
 
 enum { INTEGER, UNSIGNED, TIME, TRIPLE, TEXT, CHECKED_INTEGER, CHECKED_STRING, ANYTHING, ARGUMENTS, KINDS };
 enum { MAX_FIELDS = 128, KEY_SLOTS = 512, MAX_COMBINATIONS = 4, MAX_COMBINED = 4, EVENT_BYTES = 256, MOST_PROBES = 64 };
-enum { GUESSES = 4096, TEXTS_OF_KIND = 2 };
+enum { GUESS_BITS = 12, GUESSES = 1 << GUESS_BITS, TEXTS_OF_KIND = 2, CLOSING = UINT8_MAX };
 enum { MEMORY_FACTOR = 6, MEMORY_FREE = 1 << 20, FIRST_ENTRIES = 1024 };
 
 /* Bytes in a column of each kind; 0 for kinds without a column. */
@@ -53,11 +53,12 @@ typedef struct {
 } Extent;
 
 /* What was between two values: a comma, a key, a colon and blanks; before the first value, a bracket instead of the comma.
- */
+ * Or what was after the last value, up to the closing bracket. */
 typedef struct {
     uint32_t offset;
     uint16_t length; /* 0 for none */
-    uint8_t field;   /* number of the field of this key + 1; 0 for a key that is not read */
+    uint16_t next;   /* the place in its table of the one that came after it the last time */
+    uint8_t field;   /* number of the field of this key + 1; 0 for a key that is not read; CLOSING for no key */
 } Between;
 
 typedef struct {
@@ -70,9 +71,9 @@ typedef struct {
     uint64_t context; /* of the texts of the current event, without its arguments */
     uint64_t kind;    /* the same of its first texts alone: phase and category, on which the further keys depend most */
     int texts_of_event;
-    uint32_t last[MAX_FIELDS]; /* the number of each column's last text */
-    uint32_t guesses[GUESSES]; /* number of a text + 1: the last one of the same field in the same context */
-    Between between[2][GUESSES]; /* of events and of arguments: the last one after the same key in the same context */
+    uint32_t guesses[GUESSES];   /* number of a text + 1: the last one of the same field that began alike */
+    Between opening[2][GUESSES]; /* of events and of arguments: the last one in the same context */
+    Between between[2][GUESSES]; /* after a value: the last one after the same key that began alike */
     int no_memory;
 } Scan;
 
@@ -188,18 +189,26 @@ static inline int ends_value(const uint8_t *at, const uint8_t *end) {
     return at < end && (*at == ',' || *at == '}' || *at == ']' || *at <= ' ');
 }
 
-/* The number of the value that begins here, and the address after it. The text that was the value of this field in the
- * same context, after the same last text of this field, is tried first. It is valid JSON, and no
+/* The place in a table of guesses of a text that begins with these words. */
+static inline size_t guess_place(uint64_t first, uint64_t second) {
+    first *= 0x9E3779B97F4A7C15u;
+    return (size_t)(((first ^ first >> 32) + second) * 0xD6E8FEB86659FD93u >> (64 - GUESS_BITS));
+}
+
+/* The number of the value that begins here, and the address after it. The last text of the same field with the same
+ * first bytes is tried first; of arguments, which are longer, the last one in the same context. It is valid JSON, and no
  * longer value begins with it: a string or an array ends with its last byte, and any other value is delimited. */
-static inline const uint8_t *text_value(Scan *scan, int column, const uint8_t *at, int32_t *number) {
-    uint64_t context = scan->context + (uint64_t)column + (uint64_t)scan->last[column] * MAX_FIELDS;
-    context *= 0x9E3779B97F4A7C15u;
-    uint32_t *guess = &scan->guesses[context >> 32 & (GUESSES - 1)];
+static inline const uint8_t *text_value(Scan *scan, int level, int column, const uint8_t *at, int32_t *number) {
+    uint64_t first[2] = {0, 0};
+    if (scan->end - at >= (ptrdiff_t)sizeof first) memcpy(first, at, sizeof first);
+    uint64_t context = (level ? scan->context : 0) + (uint64_t)column;
+    uint32_t *guess = &scan->guesses[guess_place(first[0], first[1] + context)];
     Extent extent;
     if (*guess) {
         memcpy(&extent, scan->texts.entries + (*guess - 1) * sizeof extent, sizeof extent);
         const uint8_t *after = at + extent.length;
-        if (extent.length < (size_t)(scan->end - at) && same_bytes(at, scan->begin + extent.offset, extent.length) &&
+        if (extent.length < (size_t)(scan->end - at) &&
+            is_again(at, scan->end, scan->begin + extent.offset, extent.length) &&
             ends_value(after, scan->end)) {
             *number = (int32_t)*guess - 1;
             return after;
@@ -239,9 +248,8 @@ static int column_extend(Scan *scan, Column *column, size_t rows, size_t width, 
 
 /* The current event's place in a column; NULL if it has one, as of a key that it has twice: of the first value nothing
  * would be checked. */
-static inline uint8_t *column_place(Scan *scan, int number) {
+static inline uint8_t *column_place(Scan *scan, int number, size_t width) {
     Column *column = &scan->column[number];
-    size_t width = widths[scan->scanner->kind[number]];
     if (column->rows == scan->rows && column->rows < column->room) column->rows++; /* the value is written next */
     else if (column->rows > scan->rows ||
              !column_extend(scan, column, scan->rows + 1, width, scan->scanner->missing[number]))
@@ -310,26 +318,30 @@ static inline const uint8_t *field_value(Scan *scan, int level, const Field *fie
     int64_t value = 0;
     uint64_t large = 0;
     int32_t number;
-    uint8_t *place = NULL;
-    if (field->column >= 0 && !(place = column_place(scan, field->column))) return NULL;
+    uint8_t *place;
     switch (field->kind) {
     case INTEGER:
+        if (!(place = column_place(scan, field->column, sizeof value))) return NULL;
         at = signed_integer(at, end, &value);
         memcpy(place, &value, sizeof value);
         return at;
     case UNSIGNED:
+        if (!(place = column_place(scan, field->column, sizeof large))) return NULL;
         at = unsigned_integer(at, end, &large);
         memcpy(place, &large, sizeof large);
         return at;
     case TIME:
+        if (!(place = column_place(scan, field->column, sizeof value))) return NULL;
         at = nanoseconds(at, end, &value);
         memcpy(place, &value, sizeof value);
         return at;
-    case TRIPLE: return triple(at, end, place);
+    case TRIPLE:
+        place = column_place(scan, field->column, 3 * sizeof value);
+        return place ? triple(at, end, place) : NULL;
     case TEXT:
-        if (!(at = text_value(scan, field->column, at, &number))) return NULL;
+        if (!(place = column_place(scan, field->column, sizeof number))) return NULL;
+        if (!(at = text_value(scan, level, field->column, at, &number))) return NULL;
         memcpy(place, &number, sizeof number);
-        scan->last[field->column] = (uint32_t)number;
         if (!level) note_context(scan, number);
         return at;
     case CHECKED_INTEGER: return signed_integer(at, end, &value);
@@ -338,53 +350,74 @@ static inline const uint8_t *field_value(Scan *scan, int level, const Field *fie
     }
 }
 
-/* What is between a value, or the opening bracket of an object, and the value of the next key; the address of that value.
- * `after` says after what. Events are mostly written alike, so the text that followed the last time in the same context
- * is tried first. NULL at the end of the object, too. */
-static inline const uint8_t *next_key(Scan *scan, int level, size_t after, const uint8_t *at, const Field **field,
-                                      size_t *key) {
-    const uint8_t *end = scan->end, *first = at;
-    uint64_t context = (scan->kind + after) * 0x9E3779B97F4A7C15u;
-    Between *between = &scan->between[level][context >> 32 & (GUESSES - 1)];
-    if (between->length && between->length < (size_t)(end - at) &&
-        same_bytes(at, scan->begin + between->offset, between->length)) {
-        at += between->length;
-    } else {
-        at = after_blanks(at, end);
-        if (at == end || *at != (after ? ',' : '{')) return NULL;
-        at = after_blanks(at + 1, end);
-        if (at == end || *at != '"') return NULL;
-        const uint8_t *name = at + 1;
-        scan->seen.escaped = 0;
-        if (!(at = after_string(at, end, &scan->seen)) || scan->seen.escaped) return NULL;
-        const Field *found = field_of(scan->scanner, level, name, (size_t)(at - 1 - name));
-        if (!(at = after_colon(at, end)) || at == end) return NULL;
-        *between = (Between){(uint32_t)(first - scan->begin), 0, 0};
-        if (at - first <= UINT16_MAX) between->length = (uint16_t)(at - first);
-        if (found) between->field = (uint8_t)(found - scan->scanner->field + 1);
-    }
-    *field = between->field ? &scan->scanner->field[between->field - 1] : NULL;
-    *key = between->field ? between->field : MAX_FIELDS + between->length;
+/* The field of the next key, or `CLOSING`, and the address of its value, or the one after the closing bracket: from the
+ * opening bracket of an object, or from after a value. */
+static const uint8_t *read_key(Scan *scan, int level, int opens, const uint8_t *at, uint8_t *field) {
+    const uint8_t *end = scan->end;
+    if (opens && *at++ != '{') return NULL;
     at = after_blanks(at, end);
-    return at == end ? NULL : at;
+    if (at < end && *at == '}') return *field = CLOSING, at + 1;
+    if (!opens) {
+        if (at == end || *at != ',') return NULL;
+        at = after_blanks(at + 1, end);
+    }
+    if (at == end || *at != '"') return NULL;
+    const uint8_t *name = at + 1;
+    scan->seen.escaped = 0;
+    if (!(at = after_string(at, end, &scan->seen)) || scan->seen.escaped) return NULL;
+    const Field *found = field_of(scan->scanner, level, name, (size_t)(at - 1 - name));
+    *field = found ? (uint8_t)(found - scan->scanner->field + 1) : 0;
+    return after_colon(at, end);
+}
+
+static inline int is_between(const Scan *scan, const Between *between, const uint8_t *at) {
+    return between->length && between->length < (size_t)(scan->end - at) &&
+           is_again(at, scan->end, scan->begin + between->offset, between->length);
+}
+
+/* The last one that began with the same bytes after the same key, which is from now on the first one to be tried. */
+static inline Between *alike_between(Scan *scan, int level, const uint8_t *at, Between *before) {
+    uint64_t word = 0, key = before->field ? before->field : (uint64_t)MAX_FIELDS + before->length;
+    if (scan->end - at >= WORD) memcpy(&word, at, WORD);
+    before->next = (uint16_t)guess_place(word, scan->kind + key);
+    return &scan->between[level][before->next];
+}
+
+/* What is before the next value of an object, or up to its closing bracket, and the address after that. `before` is what
+ * was before the last value; NULL at the opening bracket. Events are mostly written alike: first the text is tried that
+ * followed the last time, for which no byte needs to be looked at before, then one that began with the same bytes. */
+static inline const uint8_t *next_key(Scan *scan, int level, const uint8_t *at, Between *before, Between **found) {
+    const uint8_t *first = at;
+    Between *between = before ? &scan->between[level][before->next] : NULL;
+    if (between && is_between(scan, between, at)) at += between->length;
+    else {
+        between = before ? alike_between(scan, level, at, before) : &scan->opening[level][guess_place(scan->kind, 0)];
+        if (is_between(scan, between, at)) at += between->length;
+        else {
+            uint8_t field = 0;
+            if (!(at = read_key(scan, level, !before, at, &field))) return NULL;
+            *between = (Between){.offset = (uint32_t)(first - scan->begin), .field = field};
+            if (at - first <= UINT16_MAX) between->length = (uint16_t)(at - first);
+        }
+    }
+    *found = between;
+    return between->field == CLOSING || (at = after_blanks(at, scan->end)) < scan->end ? at : NULL;
 }
 
 /* The members of an object, from its opening bracket: of an event (level 0), or of its arguments (level 1). */
 static inline const uint8_t *members(Scan *scan, const uint8_t *at, int level,
                                      const uint8_t *(*arguments)(Scan *, const uint8_t *)) {
-    const uint8_t *end = scan->end, *value;
-    const Field *field;
-    size_t key = 0;
+    Between *between = NULL;
     int had_arguments = 0;
-    while ((value = next_key(scan, level, key, at, &field, &key))) {
-        if (!field) at = after_value(value, end, &scan->seen);
-        else if (field->kind != ARGUMENTS) at = field_value(scan, level, field, value);
-        else if (*value != '{' || had_arguments++ || !arguments) return NULL;
-        else at = arguments(scan, value);
+    while ((at = next_key(scan, level, at, between, &between)) && between->field != CLOSING) {
+        const Field *field = between->field ? &scan->scanner->field[between->field - 1] : NULL;
+        if (!field) at = after_value(at, scan->end, &scan->seen);
+        else if (field->kind != ARGUMENTS) at = field_value(scan, level, field, at);
+        else if (*at != '{' || had_arguments++ || !arguments) return NULL;
+        else at = arguments(scan, at);
         if (!at) return NULL;
     }
-    at = after_blanks(key ? at : at + 1, end);
-    return at < end && *at == '}' ? at + 1 : NULL;
+    return at;
 }
 
 static const uint8_t *arguments_of_event(Scan *scan, const uint8_t *at) { return members(scan, at, 1, NULL); }
