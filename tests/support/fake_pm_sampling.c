@@ -41,9 +41,9 @@ typedef struct {
 
 enum { DEVICES = 8, SAMPLE_BYTES = 10000, IMAGE_BYTES = 100 };
 static struct device {
-    int enabled, sampling, decoded;
+    int enabled, sampling, decoded, latest;
     const uint8_t *config;
-    uint64_t interval, began, ended;
+    uint64_t interval, began, ended, first;
     size_t hardware;
     uint32_t most;
 } devices[DEVICES];
@@ -151,7 +151,8 @@ int cuptiPmSamplingDisable(Sampler *p) {
 int cuptiPmSamplingSetConfig(SetConfig *p) {
     BEGIN("cuptiPmSamplingSetConfig", append);
     struct device *device = p->sampler;
-    if (p->trigger != 1 || p->append != 0 || p->bytes != 32) return 1;
+    if (p->trigger != 1 || p->bytes != 32) return 1;
+    device->latest = p->append;
     device->config = p->image;
     device->interval = p->interval;
     device->hardware = p->hardware;
@@ -191,8 +192,12 @@ int cuptiPmSamplingStop(Sampler *p) {
 int cuptiPmSamplingDecodeData(Decode *p) {
     BEGIN("cuptiPmSamplingDecodeData", overflow);
     struct device *device = p->sampler;
-    if (device->sampling || device->decoded++) return 7;
-    uint64_t samples = (device->ended - device->began) / device->interval;
+    if (device->sampling != device->latest || device->decoded++) return 7; /* a ring is decoded before it is stopped */
+    uint64_t samples = ((device->latest ? now() : device->ended) - device->began) / device->interval;
+    if (device->latest && samples > device->hardware / SAMPLE_BYTES) {
+        device->first = samples - device->hardware / SAMPLE_BYTES;
+        samples -= device->first;
+    }
     memcpy(p->image, &device, sizeof device);
     p->overflow = samples * SAMPLE_BYTES > device->hardware;
     if (p->overflow) samples = 0;
@@ -210,13 +215,16 @@ int cuptiPmSamplingGetCounterDataInfo(Info *p) {
 int cuptiPmSamplingCounterDataGetSampleInfo(SampleInfo *p) {
     BEGIN("cuptiPmSamplingCounterDataGetSampleInfo", end);
     struct device *device = p->sampler;
-    p->start = p->index ? device->began + p->index * device->interval : device->began - 3000000000u;
-    p->end = device->began + (p->index + 1) * device->interval;
+    uint64_t number = device->first + p->index;
+    p->start = number ? device->began + number * device->interval : device->began - 3000000000u;
+    p->end = device->began + (number + 1) * device->interval;
     return 0;
 }
 
 int cuptiProfilerHostEvaluateToGpuValues(Evaluate *p) {
     BEGIN("cuptiProfilerHostEvaluateToGpuValues", values);
-    for (size_t i = 0; i < p->count; i++) p->values[i] = 1000. * (double)p->index + (double)i;
+    const struct device *device;
+    memcpy(&device, p->image, sizeof device);
+    for (size_t i = 0; i < p->count; i++) p->values[i] = 1000. * (double)(device->first + p->index) + (double)i;
     return 0;
 }

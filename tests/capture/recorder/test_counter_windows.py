@@ -282,3 +282,55 @@ def test_the_defaults_fit_into_memory() -> None:
     assert wanted is not None
     assert wanted.bytes <= 300_000_000
     assert options_of({"counters": None}).counters is None
+
+
+LASTING = 'options(interval_us=100.0, last_seconds=0.05)'
+"""A ring of 501 samples."""
+
+
+def test_the_last_seconds_are_kept_when_the_recording_ends(tmp_path: Path) -> None:
+    sampled(
+        f"""
+        with thence.record(OUT, {LASTING}) as recording:
+            launch("k")
+            until(fake.library.fake_pm_enabled)
+            time.sleep(0.2)
+            assert not recording._recorder._counters._windows
+        assert not fake.library.fake_pm_hosts() and not fake.library.fake_pm_enabled()
+        assert not fake.library.fake_finalized_while_sampled()
+        """,
+        tmp_path,
+    )
+    about = description(tmp_path)
+    assert [(window["device"], window["overflow"]) for window in about["counters"]["windows"]] == [(0, False), (1, False)]
+    (part,) = parts(tmp_path)
+    for window in about["counters"]["windows"]:
+        of_device = part["device"] == window["device"]
+        assert window["samples"] == of_device.sum() == 800  # the buffer has 501 times 16 KB, samples take 10 KB
+        assert window["end"] - window["start"] == 800 * 100_000
+        first = round(part["tensor_cycles"][of_device][0] / 1000)
+        assert first > 1000  # of some 2,000 in 0.2 s
+        assert np.array_equal(part["tensor_cycles"][of_device], 1000.0 * np.arange(first, first + 800))
+
+
+def test_the_last_seconds_are_kept_when_somebody_asks(tmp_path: Path) -> None:
+    sampled(
+        f"""
+        import signal
+        with thence.record(OUT, {LASTING}) as recording:
+            launch("k")
+            windows = recording._recorder._counters._windows
+            until(fake.library.fake_pm_enabled)
+            for asked, ask in ((2, lambda: os.kill(os.getpid(), signal.SIGUSR2)), (4, (OUT / "record-now").touch)):
+                time.sleep(0.02)
+                ask()
+                until(lambda: len(windows) == asked)
+                until(fake.library.fake_pm_enabled)  # the next ring
+        """,
+        tmp_path,
+    )
+    windows = description(tmp_path)["counters"]["windows"]
+    assert [window["device"] for window in windows] == [0, 1] * 3
+    starts = [window["start"] for window in windows if window["device"] == 0]
+    ends = [window["end"] for window in windows if window["device"] == 0]
+    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))

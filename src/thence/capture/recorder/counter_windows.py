@@ -2,7 +2,8 @@
 
 Everything here runs on the recorder's thread. A device is sampled for a window; then the buffer of the hardware is
 decoded, which takes longer than the window did, and the device's counters are given back: so nothing is held between
-two windows, and CUPTI may be detached then.
+two windows, and CUPTI may be detached then. Where the last seconds are asked for, there is one window after the other,
+each in a ring that is decoded when somebody asks, and at the end.
 """
 
 from __future__ import annotations
@@ -67,12 +68,14 @@ class CounterWindows:
         self._keep = keep
         self._warn = warn
         self._samplers: dict[int, PmSampler] = {}
+        self._lasting = wanted is not None and wanted.last_seconds > 0
         self._began_ns = 0
         self._interval_ns = round(wanted.interval_us * 1000) if wanted else 0
         self._gap = min(_FIRST_GAP_SECONDS, wanted.every_seconds) if wanted else 0.0
         self._first, self._next = _NEVER, 0.0 if wanted else _NEVER
         self._looked = 0.0
         self._over = threading.Event()
+        self._asked = False
         self._ends = _NEVER
         self._sample_bytes = HARDWARE_BYTES
         self._failed: set[int] = set()
@@ -97,6 +100,7 @@ class CounterWindows:
         self._looked = time.monotonic()
         if self._wanted is not None and recording and self._looked >= self._next and not self._samplers:
             self._over.clear()
+            self._asked = False
             self._begin(self._wanted, cupti, compiled)
 
     def refuse(self, why: str) -> None:
@@ -110,14 +114,20 @@ class CounterWindows:
         """Has `finish` end the window at once; on any thread."""
         self._over.set()
 
+    def ask(self) -> None:
+        """Has `finish` keep what the rings hold, if there are any; on any thread, also in the handler of a signal."""
+        self._asked = True
+
     def finish(self) -> None:
         """Waits for the end of the window that is being sampled, if there is one, and decodes it.
 
-        Nothing else is done meanwhile: the buffer of the hardware has little room for a window that ends late.
+        Nothing else is done meanwhile: the buffer of the hardware has little room for a window that ends late. Only
+        rings do not end by themselves, and are not waited for.
         """
-        if not self._samplers:
+        if not self._samplers or (self._lasting and not self._asked and not self._over.is_set()):
             return
-        self._over.wait(max(0.0, self._ends - time.monotonic()))
+        if not self._lasting:
+            self._over.wait(max(0.0, self._ends - time.monotonic()))
         samplers, self._samplers = self._samplers, {}
         for device, sampler in samplers.items():
             self._try(device, sampler.stop)
@@ -163,12 +173,12 @@ class CounterWindows:
             self._try(device, sampler.start)
         fits = min((sampler.samples for sampler in opened.values()), default=wanted.samples) / wanted.samples
         self._ends = began + fits * wanted.window_seconds
-        self._next = began + max(self._gap, wanted.window_seconds)
+        self._next = began + (_FIRST_GAP_SECONDS if self._lasting else max(self._gap, wanted.window_seconds))
         self._gap = max(min(2 * self._gap, wanted.every_seconds), (began - self._first) / _MANY_WINDOWS)
 
     def _open(self, device: int, wanted: Counters, cupti: Cupti, compiled: ModuleType | None) -> PmSampler:
         metrics = {name: metric for name in wanted.names if (metric := BY_NAME[name].metric)}
-        room = Room(wanted.samples, self._sample_bytes, MOST_COUNTER_BYTES)
+        room = Room(wanted.samples, self._sample_bytes, MOST_COUNTER_BYTES, latest=self._lasting)
         sampler = PmSampler(cupti, device, metrics, self._interval_ns, room, compiled)
         self._metrics |= sampler.metrics
         self._left_out |= sampler.left_out
