@@ -2,8 +2,10 @@
 
 The hardware adds a sample to a buffer after each interval, whatever runs; nothing of the program is slowed down for
 it. When a window is over, libcupti decodes the buffer into an image in memory, from which the amounts of each sample
-are read. Times of samples are on the clock of activity records. A buffer that is full ends the window, or is a ring
-that holds the latest samples.
+are read. Times of samples are on the clock of activity records. A long window can be read part by part while it lasts.
+
+The buffer could also be a ring that holds the latest samples (KEEP_LATEST). But of a ring that has wrapped, CUPTI 13.0
+decodes only what came after it wrapped the last time: between none and all of its room.
 
 Structs are those of ``cupti_pmsampling.h`` and ``cupti_profiler_host.h`` of CUDA 12.8 to 13.5, in which no field moved;
 each states its size, so that later versions, which add fields at the end, know what they were given.
@@ -33,9 +35,8 @@ OLDEST = 26
 _HOST_LIBRARY = "libnvperf_host.so"
 _PM_SAMPLING = 1
 """CUPTI_PROFILER_TYPE_PM_SAMPLING"""
-_TIME_INTERVAL, _KEEP_OLDEST, _KEEP_LATEST = 1, 0, 1
-"""CUPTI_PM_SAMPLING_TRIGGER_MODE_GPU_TIME_INTERVAL, CUPTI_PM_SAMPLING_HARDWARE_BUFFER_APPEND_MODE_KEEP_OLDEST and
-..._KEEP_LATEST"""
+_TIME_INTERVAL, _KEEP_OLDEST = 1, 0
+"""CUPTI_PM_SAMPLING_TRIGGER_MODE_GPU_TIME_INTERVAL, and CUPTI_PM_SAMPLING_HARDWARE_BUFFER_APPEND_MODE_KEEP_OLDEST"""
 BUSY = 26
 """CUPTI_ERROR_HARDWARE_BUSY: another process samples the device; seen on an H200."""
 _OUT_OF_MEMORY = 8
@@ -93,14 +94,12 @@ _Evaluate = _struct(
 class Room(NamedTuple):
     """Memory for a window: its samples at most, bytes of each in the buffer of the hardware, and bytes of all at most.
 
-    If the buffer of the hardware overflows, the window is lost, or, with `latest`, its oldest samples. If decoded
-    samples do not fit beside it, fewer do.
+    If the buffer of the hardware overflows, the window is lost. If decoded samples do not fit beside it, fewer do.
     """
 
     samples: int
     sample_bytes: int
     most_bytes: int
-    latest: bool = False
 
 
 class Samples(NamedTuple):
@@ -149,7 +148,7 @@ class PmSampler:
         self._compiled = compiled
         self._host: int | None = None
         self._sampler: int | None = None
-        self._latest = room.latest
+        self._taken = False
         self.image_bytes = 0
         cupti.call_with("cuptiProfilerInitialize", _Initialize())
         self._chip = self._named(device)
@@ -169,32 +168,30 @@ class PmSampler:
 
     def stop(self) -> None:
         """Ends the window; its samples are read by `take`."""
-        if self._latest:
-            self._decode()  # a ring that is stopped can no longer be decoded
         self._cupti.call_with("cuptiPmSamplingStop", _Sampler(sampler=self._sampler))
 
     def take(self) -> Samples:
-        """The samples of the window that `stop` ended; to be called once.
+        """The samples since the last call, or since the beginning; after an overflow, there are no more.
 
-        The first one is left out: it begins where the last window on the device ended.
+        The first one of the window is left out: it begins where the last window on the device ended. While the window
+        lasts, that works for intervals of 100 us and more: at 20 us, most samples were lost.
         """
-        if not self._latest:
-            self._decode()
+        if self._taken:
+            self._clear()
         image, size = self._image.ctypes.data, self.image_bytes
+        decode = _Decode(sampler=self._sampler, image=image, bytes=size)
         info = _DataInfo(image=image, bytes=size)
-        self._cupti.call_with("cuptiPmSamplingGetCounterDataInfo", info)
-        start, end, values = self._evaluated(int(info.completed))
-        return Samples(start[1:], end[1:], values[1:], self._overflow)
-
-    def _decode(self) -> None:
-        decode = _Decode(sampler=self._sampler, image=self._image.ctypes.data, bytes=self.image_bytes)
         try:
             self._cupti.call_with("cuptiPmSamplingDecodeData", decode)
         except CuptiError as error:
             if error.code != _OUT_OF_MEMORY:
                 raise
             decode.overflow = 1
-        self._overflow = bool(decode.overflow) and not self._latest
+        self._cupti.call_with("cuptiPmSamplingGetCounterDataInfo", info)
+        start, end, values = self._evaluated(int(info.completed))
+        first = 0 if self._taken or not len(start) else 1
+        self._taken = self._taken or first == 1
+        return Samples(start[first:], end[first:], values[first:], bool(decode.overflow))
 
     def close(self) -> None:
         """Gives back the device's counters; a second call does nothing. The sampler cannot be used any more."""
@@ -277,7 +274,7 @@ class PmSampler:
             hardware_bytes=room.samples * room.sample_bytes,
             interval=interval_ns,
             trigger=_TIME_INTERVAL,
-            append=_KEEP_LATEST if room.latest else _KEEP_OLDEST,
+            append=_KEEP_OLDEST,
         )
         self._cupti.call_with("cuptiPmSamplingSetConfig", settings)
         self.samples, self.image_bytes = room.samples, self._image_size(room.samples)
@@ -286,6 +283,9 @@ class PmSampler:
             self.samples = self.samples * left // self.image_bytes
             self.image_bytes = self._image_size(self.samples)
         self._image = np.empty(self.image_bytes, dtype=np.uint8)
+        self._clear()
+
+    def _clear(self) -> None:
         made = _DataInitialize(sampler=self._sampler, bytes=self.image_bytes, image=self._image.ctypes.data)
         self._cupti.call_with("cuptiPmSamplingCounterDataImageInitialize", made)
 

@@ -37,7 +37,10 @@ _LONGEST_WINDOW_SECONDS = 1.0
 _SHORTEST_US, _LONGEST_US = 5.0, 10_000.0
 """Intervals between samples of counters. On an H200, samples of multiprocessors were lost below 5 us."""
 _SHORTEST_LASTING_US = 100.0
-"""Interval where the last seconds are kept: at 10 us, they would be less than a tenth of one."""
+"""Interval where the last seconds are kept. Samples are decoded while others are taken then: at 20 us, some were lost."""
+_PART_SAMPLES, _SHORTEST_PART_SECONDS = 2_000, 0.2
+_ROOM_OF_PARTS = 2.0
+"""The recorder's thread decodes that many samples at a time, and has as long again until the buffer is full."""
 _ROOM, _MORE_SAMPLES = 1.25, 500
 """A window may be longer by so much: the thread that ends it waits for others, but at most some ms for the GIL."""
 
@@ -133,9 +136,9 @@ class Counters:
             seconds = self.last_seconds or self.window_seconds
             fits = MOST_COUNTER_BYTES / self.bytes * seconds
             raise UsageError(
-                f"a window of counters of {seconds:g} s would need {self.bytes / 1e6:,.0f} MB of memory, "
-                f"more than the {MOST_COUNTER_BYTES / 1e6:.0f} MB that there are for it: make it {fits:.2g} s, sample "
-                "less often, or ask for fewer counters"
+                f"{'the last' if self.last_seconds else 'a window of counters of'} {seconds:g} s would need "
+                f"{self.bytes / 1e6:,.0f} MB of memory, more than the {MOST_COUNTER_BYTES / 1e6:.0f} MB that there are "
+                f"for it: make it {fits:.2g} s, sample less often, or ask for fewer counters"
             )
 
     @property
@@ -145,15 +148,20 @@ class Counters:
 
     @property
     def samples(self) -> int:
-        """The most samples of a window: more than it has, because it may end late; those of a ring."""
-        if self.last_seconds:
-            return int(self.last_seconds * 1e6 / self.interval_us) + 1
-        return int(self.window_seconds * 1e6 / self.interval_us * _ROOM) + _MORE_SAMPLES
+        """The most samples at a time: more than there should be, because a window, or a part of it, may end late."""
+        seconds, room = (self.part_seconds, _ROOM_OF_PARTS) if self.last_seconds else (self.window_seconds, _ROOM)
+        return int(seconds * 1e6 / self.interval_us * room) + _MORE_SAMPLES
+
+    @property
+    def part_seconds(self) -> float:
+        """How often samples are decoded, where the last seconds are kept."""
+        return min(max(self.interval_us * 1e-6 * _PART_SAMPLES, _SHORTEST_PART_SECONDS), _LONGEST_WINDOW_SECONDS)
 
     @property
     def bytes(self) -> int:
-        """About how much memory a window needs on each device: the buffer of the hardware, and the decoded samples."""
-        return self.samples * (HARDWARE_BYTES + IMAGE_BYTES * len(self.names))
+        """About how much memory a device needs: the buffer of the hardware, the decoded samples, and those kept."""
+        kept = int((self.last_seconds + self.part_seconds) * 1e6 / self.interval_us) if self.last_seconds else 0
+        return self.samples * (HARDWARE_BYTES + IMAGE_BYTES * len(self.names)) + 8 * kept * (2 + len(self.names))
 
 
 @dataclass(frozen=True, slots=True)
