@@ -134,7 +134,7 @@ def _counter_options() -> tuple[Callable[..., Any], ...]:
             "--counters-last",
             type=click.FloatRange(min=0, min_open=True),
             metavar="SECONDS",
-            help="With --counters, and an interval of 100 or more: no windows, but the last seconds before the end, and "
+            help="With --counters and an interval of 100 or more: no windows, but the last seconds before the end, and "
             "before SIGUSR2 or a touched file asks.",
         ),
         click.option(

@@ -22,8 +22,14 @@ SMS, BANDWIDTH, HERTZ = 132, 4_000_000_000_000, 1_500_000_000
 US = 1000
 GPU = {"id": 0, "name": "NVIDIA H200", "memoryBandwidth": BANDWIDTH, "smCount": SMS, "cuDevice": 0,
        "computeMajor": 9, "computeMinor": 0}  # fmt: skip
-METRICS = ("GPC Clock Frequency [MHz]", "SMs Active [Throughput %]", "Tensor Active [Throughput %]",
-           "DRAM Read Bandwidth [Throughput %]", "DRAM Write Bandwidth [Throughput %]", "SM Issue [Throughput %]")  # fmt: skip
+METRICS = (
+    "GPC Clock Frequency [MHz]",
+    "SMs Active [Throughput %]",
+    "Tensor Active [Throughput %]",
+    "DRAM Read Bandwidth [Throughput %]",
+    "DRAM Write Bandwidth [Throughput %]",
+    "SM Issue [Throughput %]",
+)
 PRODUCT, COPY = (HERTZ, 100, 80, 10, 5, 40), (HERTZ, 50, 0, 60, 30, 3)
 """Values of the metrics while the two kernels run: for 400 and 600 us, 50 times in turn."""
 
@@ -41,7 +47,8 @@ def rows(times: Sequence[int], values: Sequence[Sequence[int]], type_id: int = 0
 
 
 def kernels(device: int = 0, process: int = 5) -> list[dict[str, object]]:
-    begins = [(start, 1, 400) for start in range(0, 50_000, 1000)] + [(start, 2, 600) for start in range(400, 50_000, 1000)]
+    begins = [(start, 1, 400) for start in range(0, 50_000, 1000)]
+    begins += [(start, 2, 600) for start in range(400, 50_000, 1000)]
     return [
         {"start": begin * US, "end": (begin + lasting) * US, "deviceId": device, "streamId": 7, "correlationId": begin,
          "globalPid": thread(process, 0), "demangledName": name, "shortName": name}

@@ -63,7 +63,7 @@ def with_stalls(graph: Flame, trace: Attributed) -> Flame:
     return dataclasses.replace(graph, nodes=nodes, notes=(*graph.notes, note))
 
 
-def _frames(  # noqa: PLR0913, PLR0917 - columns of one table
+def _frames(
     rows: pl.DataFrame, like: pl.DataFrame, node: str, parent: str, deeper: int, names: pl.Series
 ) -> pl.DataFrame:
     """Rows of `Flame.nodes` for frames below kernels."""
@@ -85,5 +85,7 @@ def _frames(  # noqa: PLR0913, PLR0917 - columns of one table
 
 
 def _line_names(lines: pl.DataFrame) -> pl.Series:
-    names = [f"{PurePath(file).name}:{line}" if file else _NO_LINE for file, line in lines.select("file", "line").rows()]
+    names = [
+        f"{PurePath(file).name}:{line}" if file else _NO_LINE for file, line in lines.select("file", "line").rows()
+    ]
     return pl.Series(names, dtype=pl.String)

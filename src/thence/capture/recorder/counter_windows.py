@@ -172,7 +172,11 @@ class CounterWindows:
         parts = self._last.pop(device, deque())
         start, end, values = (
             np.concatenate([getattr(part, name) for part in parts] or [empty])
-            for name, empty in (("start", _NO_TIMES), ("end", _NO_TIMES), ("values", np.zeros((0, len(sampler.metrics)))))
+            for name, empty in (
+                ("start", _NO_TIMES),
+                ("end", _NO_TIMES),
+                ("values", np.zeros((0, len(sampler.metrics)))),
+            )
         )
         since = int(np.searchsorted(start, end[-1] - int(1e9 * wanted.last_seconds))) if len(end) else 0
         found = Samples(start[since:], end[since:], values[since:], overflow)

@@ -53,7 +53,9 @@ def gpu_metrics(store: Store, gpu: pl.DataFrame) -> tuple[pl.DataFrame, dict[str
     """
     names = store.frame(_NAMES, ("typeId", "metricId"), ("metricName",))
     counter = pl.col("metricName").cast(pl.String).replace_strict(_READ, default=None, return_dtype=pl.String)
-    names = names.select("typeId", "metricId", counter=counter).drop_nulls().unique(["typeId", "metricId"], keep="first")
+    names = (
+        names.select("typeId", "metricId", counter=counter).drop_nulls().unique(["typeId", "metricId"], keep="first")
+    )
     places = _places(store, gpu)
     if names.is_empty() or places.is_empty():
         return COUNTERS.empty(), {}

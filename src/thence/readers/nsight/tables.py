@@ -151,11 +151,7 @@ def tables_of(store: Store) -> Tables:
         formats=(NSIGHT_EXPORT,),
         epoch_ns=_epoch(store),
         facts=(
-            {
-                "producer": "Nsight Systems",
-                "processes": _process_names(store, processes_with_gpu),
-                **about_counters,
-            },
+            {"producer": "Nsight Systems", "processes": _process_names(store, processes_with_gpu), **about_counters},
         ),
         devices=processes.devices(store, tables.gpu),
         warnings=(
