@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from thence.analysis.explain import moments
     from thence.analysis.explain.answer import Explanation
     from thence.analysis.flame import answer as flame
+    from thence.analysis.flame import stalls as flame_stalls
     from thence.analysis.flame.answer import Flame
     from thence.analysis.grouping import kernel_groups, time_by_place
     from thence.analysis.idle import answer as idle_answer
@@ -116,7 +117,7 @@ else:
         "thence.analysis.cuda_graphs": "lanes:graph_lane_tables replayed_graph",
         "thence.analysis.diff": "answer:compare sample:samples",
         "thence.analysis.explain": "answer:explanations moments",
-        "thence.analysis.flame": "answer:flame",
+        "thence.analysis.flame": "answer:flame stalls:flame_stalls",
         "thence.analysis.grouping": "kernel_groups time_by_place",
         "thence.analysis.idle": "answer:idle_answer",
         "thence.analysis.memory": "answer:memory_answer flame:memory_flames kinds:memory_kinds over_time:memory_times "
@@ -442,6 +443,7 @@ class Trace:
         *,
         fold: bool = False,
         weight: str = "time",
+        stalls: bool = False,
     ) -> Flame:
         """GPU time as a flame graph: a prefix tree of frames in ``.nodes``.
 
@@ -455,13 +457,18 @@ class Trace:
             fold: whether equal layers of a model are one frame; by module, label or op_name.
             weight: what the width of a frame is: ``time``; ``headroom``, the time beyond what the device allows; or
                 ``memory``, the bytes live at the peak, without idle time, phases or folding.
+            stalls: whether kernels have frames inside: lines of their source, and what warps waited for there; not for
+                memory.
 
         Raises:
-            UsageError: ``by``, ``split``, ``idle`` or ``weight`` has another value, or ``by`` has no layers to fold.
+            UsageError: ``by``, ``split``, ``idle`` or ``weight`` has another value, ``by`` has no layers to fold, or
+                memory is to have stalls.
             MissingData: the trace holds no device activity; or, for headroom, the peaks of its devices are not known;
-                or, for memory, it holds no events about memory.
+                or, for memory, it holds no events about memory; or, for stalls, no samples of program counters.
         """
         if weight == flame.Weight.MEMORY.value:
+            if stalls:
+                raise UsageError("memory has no stalls: weigh by time or headroom")
             return self._answer(memory_flames.memory_flame(self.tables, by))
         usual = self.tree_kind if fold else time_by_place.default_kind(self.tables, FLAME_KINDS, "ops")
         parts, shown, width = _choice(flame.Split, split), _choice(flame.Idle, idle), _choice(flame.Weight, weight)
@@ -469,6 +476,7 @@ class Trace:
         graph = flame.flame(
             self.tables, by or usual, parts, shown, lambda _: self._idle_by_place, fold=fold, weight=width
         )
+        graph = flame_stalls.with_stalls(graph, self.tables) if stalls else graph
         return self._answer(replace(graph, notes=(*self._soundness.lines, *graph.notes)))
 
     @cached_property

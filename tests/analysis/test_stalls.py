@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pytest
+from polars.testing import assert_frame_equal
 
 import thence
 from helpers import DATA, run_thence
 from recording_data import kernel, written
+from stores import stored
 from thence.errors import MissingData
 from thence.model.stall_reasons import STALL_REASONS
 
@@ -116,3 +118,35 @@ def test_sql_and_several_ranks(tmp_path: Path) -> None:
     trace = thence.open(tmp_path / "a", tmp_path / "b")
     assert trace.sql("select sum(samples) as n from stalls").item() == 500 + 20 + 60 + 100 + 120
     assert trace.tables.stalls["rank"].unique().sort().to_list() == [3, 5]
+
+
+def test_a_store_keeps_them(tmp_path: Path) -> None:
+    paths = [str(recording(tmp_path / str(rank), FIRST, LATER, rank=rank)) for rank in (0, 1)]
+    store = tmp_path / "store"
+    stored(store, paths)
+    found, read = thence.open(store).stalls(), thence.open(paths).stalls()
+    assert_frame_equal(found.rows, read.rows)
+    assert (found.samples, found.unplaced, found.notes) == (read.samples, read.unplaced, read.notes)
+    assert b"tri.py:12" in run_thence("inside", str(store)).stdout
+
+
+def test_a_flame_graph_has_lines_and_stalls_inside_of_kernels(tmp_path: Path) -> None:
+    trace = thence.open(recording(tmp_path / "a", FIRST, LATER))
+    plain, found = trace.flame("ops", idle="exclude"), trace.flame("ops", idle="exclude", stalls=True)
+    found.self_check()
+    total = plain.total_ns
+    assert found.total_ns == total
+    stacks = {stack[-3:]: ns for stack, ns in found.stacks()}
+    # of 740 samples of the kernel: 600 and 20 of line 12, 120 of line 19
+    assert set(stacks) == {
+        ("phases", "tri.py:12", "data from global memory"),
+        ("phases", "tri.py:12", "nothing: it issued"),
+        ("phases", "tri.py:19", "data from global memory"),
+    }
+    assert stacks["phases", "tri.py:12", "data from global memory"] == pytest.approx(total * 600 / 740, abs=1)
+    assert stacks["phases", "tri.py:19", "data from global memory"] == pytest.approx(total * 120 / 740, abs=1)
+    assert sum(stacks.values()) == total
+    with pytest.raises(MissingData, match="no samples of program counters"):
+        thence.open(recording(tmp_path / "b")).flame("ops", stalls=True)
+    with pytest.raises(thence.UsageError, match="memory has no stalls"):
+        trace.flame(weight="memory", stalls=True)

@@ -41,9 +41,9 @@ typedef struct {
 
 enum { DEVICES = 8, SAMPLE_BYTES = 10000, IMAGE_BYTES = 100 };
 static struct device {
-    int enabled, sampling, decoded;
+    int enabled, sampling, full;
     const uint8_t *config;
-    uint64_t interval, began, ended;
+    uint64_t interval, began, ended, first; /* the first sample that was not decoded yet */
     size_t hardware;
     uint32_t most;
 } devices[DEVICES];
@@ -188,16 +188,19 @@ int cuptiPmSamplingStop(Sampler *p) {
     return 0;
 }
 
-int cuptiPmSamplingDecodeData(Decode *p) {
+int cuptiPmSamplingDecodeData(Decode *p) { /* what was sampled since the last call; a full buffer takes no more */
     BEGIN("cuptiPmSamplingDecodeData", overflow);
     struct device *device = p->sampler;
-    if (device->sampling || device->decoded++) return 7;
-    uint64_t samples = (device->ended - device->began) / device->interval;
-    memcpy(p->image, &device, sizeof device);
-    p->overflow = samples * SAMPLE_BYTES > device->hardware;
+    uint64_t first = device->first, last = ((device->sampling ? now() : device->ended) - device->began) / device->interval;
+    uint64_t samples = last - first;
+    if (p->image[8] || device->full) return 7; /* it was not made anew */
+    p->overflow = device->full = samples * SAMPLE_BYTES > device->hardware;
     if (p->overflow) samples = 0;
     if (samples > device->most) samples = device->most;
+    memcpy(p->image, &device, sizeof device);
     memcpy(p->image + 8, &samples, sizeof samples);
+    memcpy(p->image + 16, &first, sizeof first);
+    device->first = last;
     return p->overflow ? 8 : 0;
 }
 
@@ -210,13 +213,18 @@ int cuptiPmSamplingGetCounterDataInfo(Info *p) {
 int cuptiPmSamplingCounterDataGetSampleInfo(SampleInfo *p) {
     BEGIN("cuptiPmSamplingCounterDataGetSampleInfo", end);
     struct device *device = p->sampler;
-    p->start = p->index ? device->began + p->index * device->interval : device->began - 3000000000u;
-    p->end = device->began + (p->index + 1) * device->interval;
+    uint64_t number;
+    memcpy(&number, p->image + 16, sizeof number);
+    number += p->index;
+    p->start = number ? device->began + number * device->interval : device->began - 3000000000u;
+    p->end = device->began + (number + 1) * device->interval;
     return 0;
 }
 
 int cuptiProfilerHostEvaluateToGpuValues(Evaluate *p) {
     BEGIN("cuptiProfilerHostEvaluateToGpuValues", values);
-    for (size_t i = 0; i < p->count; i++) p->values[i] = 1000. * (double)p->index + (double)i;
+    uint64_t first;
+    memcpy(&first, p->image + 16, sizeof first);
+    for (size_t i = 0; i < p->count; i++) p->values[i] = 1000. * (double)(first + p->index) + (double)i;
     return 0;
 }

@@ -44,6 +44,7 @@ Examples:
   thence flame trace.json.gz --by ops -o ops.speedscope.json
   thence flame trace.json.gz --weight headroom -o headroom.html
   thence flame memory.json.gz --weight memory -o memory.html
+  thence flame sampled --by module --stalls -o stalls.html    recorded with --stalls
   thence flame trace.json.gz --by stack -o gpu.pb.gz          go tool pprof -http : gpu.pb.gz
   thence flame trace.json.gz --by stack -o gpu.otlp.pb        for a collector of OpenTelemetry
   thence flame trace.json.gz -o flame.svg                     an image for a document or notebook
@@ -85,6 +86,11 @@ Examples:
     choices=("time", "headroom", "memory"),
     meaning="What the width of a frame is. headroom: GPU time beyond what the GPU allows (thence roofline). memory: "
     "bytes live at the peak (thence memory).",
+)
+@click.option(
+    "--stalls",
+    is_flag=True,
+    help="Of recordings with stalls: below each kernel, the lines of its source and what its warps waited for.",
 )
 @force_option
 def command(inputs: Inputs, output: str, force: bool, **options: Any) -> None:  # noqa: FBT001 - a click flag

@@ -108,10 +108,11 @@ def _check_options(output: str | None, merge: tuple[str, ...], launch: int | Non
 
 
 def _recordings(inputs: tuple[str, ...]) -> tuple[str, ...]:
-    """The inputs that are recordings."""
+    """The inputs that are recordings, or stores of them."""
     from thence.readers.recording.sniffing import sniff_archive
+    from thence.store.layout import is_store
 
-    return tuple(path for path in inputs if "\0" not in path and sniff_archive(path))
+    return tuple(path for path in inputs if "\0" not in path and (sniff_archive(path) or is_store(path)))
 
 
 def _decoded(buffers: tuple[str, ...], clock_ghz: float | None) -> list[tuple[str, Decoded]]:

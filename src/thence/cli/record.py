@@ -30,6 +30,7 @@ _COUNTERS = {
     "counters_window": "window_seconds",
     "counters_every": "every_seconds",
     "counters_only": "metrics",
+    "counters_last": "last_seconds",
 }
 """Options that need --counters, and what they are in `thence.Counters`."""
 _NO_PROCESS = (
@@ -128,6 +129,13 @@ def _counter_options() -> tuple[Callable[..., Any], ...]:
         ),
         click.option(
             "--counters-only", metavar="NAME,...", help="With --counters: which ones, as docs/recording.md names them."
+        ),
+        click.option(
+            "--counters-last",
+            type=click.FloatRange(min=0, min_open=True),
+            metavar="SECONDS",
+            help="With --counters and an interval of 100 or more: no windows, but the last seconds before the end, and "
+            "before SIGUSR2 or a touched file asks.",
         ),
         click.option(
             "--stalls",

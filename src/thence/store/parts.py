@@ -35,6 +35,7 @@ from thence.model.tables import (
     MEMORY_FAILURES,
     MEMORY_TOTALS,
     PROGRAMS,
+    STALLS,
     STEP_TIMES,
     STEPS,
     THREADS,
@@ -71,7 +72,7 @@ _TABLES = {
     table.name: table.schema
     for table in (
         *(HOST, COLLECTIVES, PROGRAMS, THREADS, EVENTS, WAITS, STEPS, STEP_TIMES, GRAPH_PLACES),
-        *(MEMORY, MEMORY_TOTALS, MEMORY_FAILURES, COUNTERS),
+        *(MEMORY, MEMORY_TOTALS, MEMORY_FAILURES, COUNTERS, STALLS),
     )
 }
 _HLO = {

@@ -269,6 +269,8 @@ def test_a_process_that_ends_in_a_window_keeps_its_samples(tmp_path: Path) -> No
         ({"window_seconds": 2.0, "interval_us": 1000}, "lasts at most 1 s"),
         ({"every_seconds": 0.01}, "ends before the next one begins"),
         ({"window_seconds": 1}, "more than the 300 MB"),
+        ({"last_seconds": 5}, "each 100 us or less often, not each 10 us"),
+        ({"last_seconds": 200, "interval_us": 100}, "the last 200 s would need .* more than the 300 MB"),
         ({"window_seconds": "long"}, "is a number, not 'long'"),
     ],
 )
@@ -282,3 +284,82 @@ def test_the_defaults_fit_into_memory() -> None:
     assert wanted is not None
     assert wanted.bytes <= 300_000_000
     assert options_of({"counters": None}).counters is None
+
+
+LASTING = "options(interval_us=100.0, last_seconds=0.1)"
+"""1,000 samples."""
+
+
+def test_the_last_seconds_are_kept_when_the_recording_ends(tmp_path: Path) -> None:
+    sampled(
+        f"""
+        with thence.record(OUT, {LASTING}) as recording:
+            launch("k")
+            until(lambda: len(recording._recorder._counters._last) == 2)  # a part was decoded, 0.2 s after the begin
+            time.sleep(0.3)
+            assert not recording._recorder._counters._windows
+        assert not fake.library.fake_pm_hosts() and not fake.library.fake_pm_enabled()
+        assert fake.library.fake_pm_opened() == 2
+        assert not fake.library.fake_finalized_while_sampled()
+        """,
+        tmp_path,
+    )
+    about = description(tmp_path)
+    windows = about["counters"]["windows"]
+    assert [(window["device"], window["overflow"]) for window in windows] == [(0, False), (1, False)]
+    part = parts(tmp_path)[-1]
+    for window in windows:
+        of_device = part["device"] == window["device"]
+        assert window["samples"] == of_device.sum() == 1000
+        assert window["end"] - window["start"] == 100_000_000
+        first = round(part["tensor_cycles"][of_device][0] / 1000)
+        assert first > 2000  # of more than 5,000 in 0.5 s
+        assert np.array_equal(part["tensor_cycles"][of_device], 1000.0 * np.arange(first, first + 1000))
+
+
+def test_the_last_seconds_are_kept_when_somebody_asks(tmp_path: Path) -> None:
+    sampled(
+        f"""
+        import signal
+        with thence.record(OUT, {LASTING}) as recording:
+            launch("k")
+            windows = recording._recorder._counters._windows
+            until(fake.library.fake_pm_enabled)
+            for asked, ask in ((2, lambda: os.kill(os.getpid(), signal.SIGUSR2)), (4, (OUT / "record-now").touch)):
+                time.sleep(0.02)
+                ask()
+                until(lambda: len(windows) == asked)
+                assert fake.library.fake_pm_enabled() == 2  # sampling goes on
+        """,
+        tmp_path,
+    )
+    windows = description(tmp_path)["counters"]["windows"]
+    assert [window["device"] for window in windows] == [0, 1] * 3
+    starts = [window["start"] for window in windows if window["device"] == 0]
+    ends = [window["end"] for window in windows if window["device"] == 0]
+    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
+
+
+def test_a_part_that_overflows_is_said_and_sampling_begins_again(tmp_path: Path) -> None:
+    sampled(
+        f"""
+        with thence.record(OUT, {LASTING}) as recording:
+            launch("k")
+            counters = recording._recorder._counters
+            counters._sample_bytes = 100  # of 10 KB
+            until(lambda: counters._windows)
+            until(lambda: len(counters._windows) > 2 or fake.library.fake_pm_opened() > 2)
+        """,
+        tmp_path,
+    )
+    about = description(tmp_path)
+    assert about["counters"]["windows"][0]["overflow"]
+    assert "a window of hardware counters is lost" in about["warnings"][0]
+
+
+def test_what_is_sampled_all_the_time_is_refused_with_windows_of_steps() -> None:
+    last = thence.Counters(interval_us=1000, last_seconds=5)
+    with pytest.raises(thence.UsageError, match="windows of steps"):
+        thence.RecordOptions(counters=last, sampling=thence.Sampling())
+    with pytest.raises(thence.UsageError, match="schedule"):
+        thence.record("unused", thence.RecordOptions(counters=last), schedule=thence.Schedule(active=1))

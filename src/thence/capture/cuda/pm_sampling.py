@@ -2,7 +2,10 @@
 
 The hardware adds a sample to a buffer after each interval, whatever runs; nothing of the program is slowed down for
 it. When a window is over, libcupti decodes the buffer into an image in memory, from which the amounts of each sample
-are read. Times of samples are on the clock of activity records.
+are read. Times of samples are on the clock of activity records. A long window can be read part by part while it lasts.
+
+The buffer could also be a ring that holds the latest samples (KEEP_LATEST). But of a ring that has wrapped, CUPTI 13.0
+decodes only what came after it wrapped the last time: between none and all of its room.
 
 Structs are those of ``cupti_pmsampling.h`` and ``cupti_profiler_host.h`` of CUDA 12.8 to 13.5, in which no field moved;
 each states its size, so that later versions, which add fields at the end, know what they were given.
@@ -145,6 +148,7 @@ class PmSampler:
         self._compiled = compiled
         self._host: int | None = None
         self._sampler: int | None = None
+        self._taken = False
         self.image_bytes = 0
         cupti.call_with("cuptiProfilerInitialize", _Initialize())
         self._chip = self._named(device)
@@ -167,10 +171,13 @@ class PmSampler:
         self._cupti.call_with("cuptiPmSamplingStop", _Sampler(sampler=self._sampler))
 
     def take(self) -> Samples:
-        """The samples of the window that `stop` ended; to be called once.
+        """The samples since the last call, or since the beginning; after an overflow, there are no more.
 
-        The first one is left out: it begins where the last window on the device ended.
+        The first one of the window is left out: it begins where the last window on the device ended. While the window
+        lasts, that works for intervals of 100 us and more: at 20 us, most samples were lost.
         """
+        if self._taken:
+            self._clear()
         image, size = self._image.ctypes.data, self.image_bytes
         decode = _Decode(sampler=self._sampler, image=image, bytes=size)
         info = _DataInfo(image=image, bytes=size)
@@ -182,7 +189,9 @@ class PmSampler:
             decode.overflow = 1
         self._cupti.call_with("cuptiPmSamplingGetCounterDataInfo", info)
         start, end, values = self._evaluated(int(info.completed))
-        return Samples(start[1:], end[1:], values[1:], bool(decode.overflow))
+        first = 0 if self._taken or not len(start) else 1
+        self._taken = self._taken or first == 1
+        return Samples(start[first:], end[first:], values[first:], bool(decode.overflow))
 
     def close(self) -> None:
         """Gives back the device's counters; a second call does nothing. The sampler cannot be used any more."""
@@ -274,6 +283,9 @@ class PmSampler:
             self.samples = self.samples * left // self.image_bytes
             self.image_bytes = self._image_size(self.samples)
         self._image = np.empty(self.image_bytes, dtype=np.uint8)
+        self._clear()
+
+    def _clear(self) -> None:
         made = _DataInitialize(sampler=self._sampler, bytes=self.image_bytes, image=self._image.ctypes.data)
         self._cupti.call_with("cuptiPmSamplingCounterDataImageInitialize", made)
 

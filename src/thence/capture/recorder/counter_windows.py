@@ -3,6 +3,9 @@
 Everything here runs on the recorder's thread. A device is sampled for a window; then the buffer of the hardware is
 decoded, which takes longer than the window did, and the device's counters are given back: so nothing is held between
 two windows, and CUPTI may be detached then.
+
+Where the last seconds are asked for, there is one window without an end. Its samples are decoded part by part and stay
+in memory until they are too old; they are kept when somebody asks, and at the end.
 """
 
 from __future__ import annotations
@@ -11,13 +14,14 @@ import os
 import re
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from thence.capture.cuda.cuda_events import load_driver
 from thence.capture.cuda.cupti import CuptiError
-from thence.capture.cuda.pm_sampling import BUSY, PmSampler, Room
+from thence.capture.cuda.pm_sampling import BUSY, PmSampler, Room, Samples
 from thence.capture.cuda.synchronization import active_devices
 from thence.capture.recorder.options import HARDWARE_BYTES, MOST_COUNTER_BYTES
 from thence.errors import MissingRequirement
@@ -47,6 +51,7 @@ LOOPS = (
 """On an H200, once. Whether it would have ended so without counters is not known."""
 _GRAPHED_LOOPS = re.compile(r"xla_gpu_enable_command_buffer=\S*(?<!-)(WHILE|CONDITIONAL)", re.IGNORECASE)
 _NEVER = float("inf")
+_NO_TIMES = np.zeros(0, dtype=np.int64)
 _Result = TypeVar("_Result")
 
 
@@ -67,12 +72,15 @@ class CounterWindows:
         self._keep = keep
         self._warn = warn
         self._samplers: dict[int, PmSampler] = {}
+        self._lasting = wanted is not None and wanted.last_seconds > 0
+        self._last: dict[int, deque[Samples]] = {}
         self._began_ns = 0
         self._interval_ns = round(wanted.interval_us * 1000) if wanted else 0
         self._gap = min(_FIRST_GAP_SECONDS, wanted.every_seconds) if wanted else 0.0
         self._first, self._next = _NEVER, 0.0 if wanted else _NEVER
         self._looked = 0.0
         self._over = threading.Event()
+        self._asked = False
         self._ends = _NEVER
         self._sample_bytes = HARDWARE_BYTES
         self._failed: set[int] = set()
@@ -84,7 +92,7 @@ class CounterWindows:
     @property
     def due(self) -> float:
         """See above."""
-        return max(self._next, self._looked + _POLL_SECONDS)
+        return self._ends if self._samplers else max(self._next, self._looked + _POLL_SECONDS)
 
     def look(self, cupti: Cupti, compiled: ModuleType | None, *, recording: bool) -> None:
         """Begins a window if it is time for that; `finish` is to be called next.
@@ -97,6 +105,7 @@ class CounterWindows:
         self._looked = time.monotonic()
         if self._wanted is not None and recording and self._looked >= self._next and not self._samplers:
             self._over.clear()
+            self._asked = False
             self._begin(self._wanted, cupti, compiled)
 
     def refuse(self, why: str) -> None:
@@ -110,12 +119,20 @@ class CounterWindows:
         """Has `finish` end the window at once; on any thread."""
         self._over.set()
 
+    def ask(self) -> None:
+        """Has `finish` keep the last seconds, if there are any; on any thread, also in the handler of a signal."""
+        self._asked = True
+
     def finish(self) -> None:
         """Waits for the end of the window that is being sampled, if there is one, and decodes it.
 
-        Nothing else is done meanwhile: the buffer of the hardware has little room for a window that ends late.
+        Nothing else is done meanwhile: the buffer of the hardware has little room for a window that ends late. Where
+        the last seconds are kept, nothing is waited for: the next part is decoded if it is time for that.
         """
         if not self._samplers:
+            return
+        if self._wanted is not None and self._lasting:
+            self._finish_part(self._wanted)
             return
         self._over.wait(max(0.0, self._ends - time.monotonic()))
         samplers, self._samplers = self._samplers, {}
@@ -125,6 +142,45 @@ class CounterWindows:
         for device, sampler in samplers.items():
             self._try(device, self._take, device, sampler, ended_ns)
             self._try(device, sampler.close)
+
+    def _finish_part(self, wanted: Counters) -> None:
+        """Decodes what was sampled since the last part; keeps the last seconds where they are asked for."""
+        over, asked = self._over.is_set(), self._asked
+        if not over and not asked and time.monotonic() < self._ends:
+            return
+        self._asked = False
+        for device, sampler in self._samplers.items():
+            if over:
+                self._try(device, sampler.stop)
+            samples = self._try(device, sampler.take)
+            overflowed = samples is not None and samples.overflow
+            if samples is not None and len(samples.start):
+                last = self._last.setdefault(device, deque())
+                last.append(samples)
+                while last[0].end[-1] < samples.end[-1] - 1e9 * wanted.last_seconds:
+                    last.popleft()
+            if over or asked or overflowed:
+                self._keep_last(device, sampler, wanted, overflow=overflowed)
+            over = over or overflowed or device in self._failed  # the buffer takes no more samples: all begin again
+        if over:
+            samplers, self._samplers = self._samplers, {}
+            for device, sampler in samplers.items():
+                self._try(device, sampler.close)
+        self._ends = time.monotonic() + wanted.part_seconds
+
+    def _keep_last(self, device: int, sampler: PmSampler, wanted: Counters, *, overflow: bool) -> None:
+        parts = self._last.pop(device, deque())
+        start, end, values = (
+            np.concatenate([getattr(part, name) for part in parts] or [empty])
+            for name, empty in (
+                ("start", _NO_TIMES),
+                ("end", _NO_TIMES),
+                ("values", np.zeros((0, len(sampler.metrics)))),
+            )
+        )
+        since = int(np.searchsorted(start, end[-1] - int(1e9 * wanted.last_seconds))) if len(end) else 0
+        found = Samples(start[since:], end[since:], values[since:], overflow)
+        self._write(device, sampler, found, time.time_ns())
 
     def facts(self) -> dict[str, Any] | None:
         """The entry ``counters`` of the description; None where no counters were asked for.
@@ -162,8 +218,8 @@ class CounterWindows:
             self._samplers[device] = sampler
             self._try(device, sampler.start)
         fits = min((sampler.samples for sampler in opened.values()), default=wanted.samples) / wanted.samples
-        self._ends = began + fits * wanted.window_seconds
-        self._next = began + max(self._gap, wanted.window_seconds)
+        self._ends = began + (wanted.part_seconds if self._lasting else fits * wanted.window_seconds)
+        self._next = began + (_FIRST_GAP_SECONDS if self._lasting else max(self._gap, wanted.window_seconds))
         self._gap = max(min(2 * self._gap, wanted.every_seconds), (began - self._first) / _MANY_WINDOWS)
 
     def _open(self, device: int, wanted: Counters, cupti: Cupti, compiled: ModuleType | None) -> PmSampler:
@@ -175,9 +231,10 @@ class CounterWindows:
         return sampler
 
     def _take(self, device: int, sampler: PmSampler, ended_ns: int) -> None:
-        if device in self._failed:
-            return
-        samples = sampler.take()
+        if device not in self._failed:
+            self._write(device, sampler, sampler.take(), ended_ns)
+
+    def _write(self, device: int, sampler: PmSampler, samples: Samples, ended_ns: int) -> None:
         count = len(samples.start)
         start, end = (int(samples.start[0]), int(samples.end[-1])) if count else (self._began_ns, ended_ns)
         self._windows.append(

@@ -36,6 +36,11 @@ _LONGEST_WINDOW_SECONDS = 1.0
 """While a window lasts, records are not written, and a process that is ended by a signal waits."""
 _SHORTEST_US, _LONGEST_US = 5.0, 10_000.0
 """Intervals between samples of counters. On an H200, samples of multiprocessors were lost below 5 us."""
+_SHORTEST_LASTING_US = 100.0
+"""Interval where the last seconds are kept. Samples are decoded while others are taken: at 20 us, most were lost."""
+_PART_SAMPLES, _SHORTEST_PART_SECONDS = 2_000, 0.2
+_ROOM_OF_PARTS = 2.0
+"""The recorder's thread decodes that many samples at a time, and has as long again until the buffer is full."""
 _ROOM, _MORE_SAMPLES = 1.25, 500
 """A window may be longer by so much: the thread that ends it waits for others, but at most some ms for the GIL."""
 
@@ -91,12 +96,15 @@ class Counters:
         every_seconds: from the beginning of a window to that of the next one. The first ones, from the first kernels
             on, are closer together, so that short programs have some.
         metrics: names of counters (`thence.model.counter_names`); empty: `DEFAULT`, those that most questions need.
+        last_seconds: instead of windows, sample all the time and keep the last so many seconds: those before the
+            recording ends, and before somebody asks (`Recording.request`). CUPTI stays attached then. 0: windows.
     """
 
     interval_us: float = 10.0
     window_seconds: float = 0.04
     every_seconds: float = 5.0
     metrics: tuple[str, ...] = ()
+    last_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         """Checks the numbers, and that a window fits into memory.
@@ -112,19 +120,25 @@ class Counters:
             raise UsageError(
                 f"counters are sampled each {_SHORTEST_US:g} us to {_LONGEST_US:g} us, not each {self.interval_us:g} us"
             )
+        if self.last_seconds and self.interval_us < _SHORTEST_LASTING_US:
+            raise UsageError(
+                f"where the last seconds are kept, counters are sampled each {_SHORTEST_LASTING_US:g} us or less "
+                f"often, not each {self.interval_us:g} us: give an interval"
+            )
         longest = min(_LONGEST_WINDOW_SECONDS, self.every_seconds)
-        if not self.interval_us * 1e-4 <= self.window_seconds <= longest:
+        if not self.last_seconds and not self.interval_us * 1e-4 <= self.window_seconds <= longest:
             raise UsageError(
                 f"a window of counters has at least 100 samples, lasts at most {_LONGEST_WINDOW_SECONDS:g} s and ends "
                 f"before the next one begins; got {self.window_seconds:g} s, with a sample each "
                 f"{self.interval_us:g} us and a window each {self.every_seconds:g} s"
             )
         if self.bytes > MOST_COUNTER_BYTES:
-            fits = MOST_COUNTER_BYTES / self.bytes * self.window_seconds
+            seconds = self.last_seconds or self.window_seconds
+            fits = MOST_COUNTER_BYTES / self.bytes * seconds
             raise UsageError(
-                f"a window of counters of {self.window_seconds:g} s would need {self.bytes / 1e6:,.0f} MB of memory, "
-                f"more than the {MOST_COUNTER_BYTES / 1e6:.0f} MB that there are for it: make it {fits:.2g} s, sample "
-                "less often, or ask for fewer counters"
+                f"{'the last' if self.last_seconds else 'a window of counters of'} {seconds:g} s would need "
+                f"{self.bytes / 1e6:,.0f} MB of memory, more than the {MOST_COUNTER_BYTES / 1e6:.0f} MB that there are "
+                f"for it: make it {fits:.2g} s, sample less often, or ask for fewer counters"
             )
 
     @property
@@ -134,13 +148,20 @@ class Counters:
 
     @property
     def samples(self) -> int:
-        """The most samples of a window: more than it has, because it may end late."""
-        return int(self.window_seconds * 1e6 / self.interval_us * _ROOM) + _MORE_SAMPLES
+        """The most samples at a time: more than there should be, because a window, or a part of it, may end late."""
+        seconds, room = (self.part_seconds, _ROOM_OF_PARTS) if self.last_seconds else (self.window_seconds, _ROOM)
+        return int(seconds * 1e6 / self.interval_us * room) + _MORE_SAMPLES
+
+    @property
+    def part_seconds(self) -> float:
+        """How often samples are decoded, where the last seconds are kept."""
+        return min(max(self.interval_us * 1e-6 * _PART_SAMPLES, _SHORTEST_PART_SECONDS), _LONGEST_WINDOW_SECONDS)
 
     @property
     def bytes(self) -> int:
-        """About how much memory a window needs on each device: the buffer of the hardware, and the decoded samples."""
-        return self.samples * (HARDWARE_BYTES + IMAGE_BYTES * len(self.names))
+        """About how much memory a device needs: the buffer of the hardware, the decoded samples, and those kept."""
+        kept = int((self.last_seconds + self.part_seconds) * 1e6 / self.interval_us) if self.last_seconds else 0
+        return self.samples * (HARDWARE_BYTES + IMAGE_BYTES * len(self.names)) + 8 * kept * (2 + len(self.names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +224,11 @@ class RecordOptions:
         """
         if self.stalls and self.counters is not None:
             raise UsageError("stalls and counters cannot be sampled together: record the program once for each")
-        if self.stalls and self.sampling is not None:
-            raise UsageError("stalls are sampled all the time, so windows of steps (--always) cannot have them")
+        if self.stays_attached and self.sampling is not None:
+            raise UsageError(
+                "stalls, and counters of the last seconds, are sampled all the time, so windows of steps (--always) "
+                "cannot have them"
+            )
 
     def wants_call(self, function: str) -> bool:
         """Whether calls of an API function, named as in CUDA's headers, are recorded; `launches` None means no."""
@@ -230,6 +254,16 @@ class RecordOptions:
         Otherwise a kernel's launch has the time at which the host queued it, which costs a tenth of a callback.
         """
         return (self.modules or self.lines) and not self.records_calls
+
+    @property
+    def stays_attached(self) -> bool:
+        """Whether something is sampled all the time, so that no steps are left out."""
+        return self.stalls or self.keeps_last
+
+    @property
+    def keeps_last(self) -> bool:
+        """Whether the last seconds of counters are kept, which somebody may ask for."""
+        return self.counters is not None and self.counters.last_seconds > 0
 
     @property
     def records_calls(self) -> bool:

@@ -30,7 +30,9 @@ def process_identity() -> dict[str, int | str | None]:
 def rank_of_process_group() -> int | None:
     """Rank of this process from torch.distributed; None while there is no process group."""
     distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+    # While another thread imports it, it is there without its functions.
+    initialized = getattr(distributed, "is_initialized", None)
+    if distributed is not None and initialized is not None and distributed.is_available() and initialized():
         return int(distributed.get_rank())
     return None
 

@@ -236,6 +236,11 @@ class Recorder:
             if self._options.counters is not None and self._options.sampling is not None:
                 self._by_thread(self._look_at_counters, _PATIENCE_SECONDS)  # the window of steps is soon over
 
+    def keep_counters(self) -> None:
+        """Has the thread that reads and writes keep the last seconds of counters, where they are sampled."""
+        self._counters.ask()
+        self._buffers.filled.put(None)
+
     def complete(self, seconds: float) -> bool:
         """Writes what is recorded so far as a finished recording, because the process is about to end.
 
@@ -507,6 +512,7 @@ class Recorder:
             if now >= self._due and not self._rests(now):
                 self._write_round(now)
             self.cpu_ns = time.thread_time_ns()
+        self._counters.finish()
         self._read_all()
         self._stalls.take(self._names, last=True)
         self._save()

@@ -79,10 +79,13 @@ def record(
         schedule: which steps to record; None records all the time.
 
     Raises:
-        UsageError: the directory cannot be written to, or stalls are to be sampled by a schedule.
+        UsageError: the directory cannot be written to, or what is sampled all the time is to follow a schedule.
     """
-    if options.stalls and schedule is not None:
-        raise UsageError("stalls are sampled all the time, so a schedule of steps cannot have them")
+    if options.stays_attached and schedule is not None:
+        raise UsageError(
+            "stalls, and counters of the last seconds, are sampled all the time, so a schedule of steps cannot have "
+            "them"
+        )
     path = Path(directory)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -177,22 +180,29 @@ class Recording:
             self._memory.begin(lambda: self.folder)
         _alive.add(self)
         self._endings.expect()
-        if self._options.sampling is not None:
+        if self._listens:
             self._triggers.begin()
         self._start_hooks()
         self._begin_step()
 
     def request(self, why: str) -> None:
-        """Records a window of steps, and keeps it; only where steps are sampled.
+        """Records a window of steps, and keeps it, or keeps the last seconds of counters; only where that was chosen.
 
-        It begins with the next step, or, where `torch.distributed` has several ranks, with a step some seconds ahead
-        that all of them record.
+        A window begins with the next step, or, where `torch.distributed` has several ranks, with a step some seconds
+        ahead that all of them record.
 
         Args:
-            why: the reason, which the recording states.
+            why: the reason, which the recording states of a window of steps.
         """
         if isinstance(self._steps.plan, SampledSteps):
             self._steps.plan.request(why)
+        if self._options.keeps_last and self._recorder is not None:
+            self._recorder.keep_counters()
+
+    @property
+    def _listens(self) -> bool:
+        """Whether somebody may ask for something, see `request`."""
+        return self._options.sampling is not None or self._options.keeps_last
 
     def _agree(self, why: str, step: int) -> None:
         if isinstance(self._steps.plan, SampledSteps):
@@ -212,7 +222,7 @@ class Recording:
         if self._options.sampling is not None:
             return SampledSteps(self._options.sampling, _is_alone, self._ranks.ask, self._own_ns)
         # While stalls are sampled, CUPTI enables no records, as it would have to after a window.
-        return AllButWindows() if self._options.baseline and not self._options.stalls else ScheduledSteps(None)
+        return AllButWindows() if self._options.baseline and not self._options.stays_attached else ScheduledSteps(None)
 
     def step(self) -> None:
         """Notes that one step of the program has ended and the next one begins."""
@@ -380,8 +390,9 @@ class Recording:
         if self._options.memory:
             self._process_memory.look()
         self._steps.resume_if_overdue()
-        if self._options.sampling is not None:
+        if self._listens:
             self._triggers.look()
+        if self._options.sampling is not None:
             self._ranks.look()
         if self._hooks is not None and self._schedule is None and self.counts.get("kernels") and not jax_uses_cuda():
             self._hooks.look()

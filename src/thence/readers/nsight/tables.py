@@ -31,6 +31,7 @@ from thence.model.waiting import CALL_FACTS, call_facts, with_waiting
 from thence.readers.host_ranges import in_order
 from thence.readers.nsight import processes
 from thence.readers.nsight.activities import activities
+from thence.readers.nsight.gpu_metrics import gpu_metrics
 from thence.readers.nsight.ranges import XLA, described, host_ranges, nvtx
 from thence.readers.nsight.store import gathered, numbered, process_of, thread_of
 from thence.readers.nsight.xla import with_compilation, with_programs
@@ -123,6 +124,7 @@ def tables_of(store: Store) -> Tables:
     processes_with_gpu = sorted(gpu["process"].unique())
     rank_of_process = processes.ranks(processes_with_gpu, thread_names, payloads.ranks(ranges), store.name)
     gpu = _sorted_activities(gpu.with_columns(rank_of_process.column(gpu["process"])))
+    counters, about_counters = gpu_metrics(store, gpu)
     host, threads, more_warnings = host_ranges(store, ranges, rank_of_process)
     warnings += [*nvtx_data.warnings, *more_warnings]
     if gpu.is_empty() and host.is_empty():
@@ -135,6 +137,7 @@ def tables_of(store: Store) -> Tables:
         host=_conformed(HOST, host),
         collectives=payloads.collectives(_nvtx_host_rows(host, ranges)),
         threads=THREADS.frame(threads.join(thread_names, on=["process", "thread"], maintain_order="left").to_dict()),
+        counters=counters,
     )
     tables = with_waiting(tables, waiting_facts(store, rank_of_process))
     if (ranges["domain"] == XLA).any():
@@ -147,7 +150,9 @@ def tables_of(store: Store) -> Tables:
         inputs=(store.name,),
         formats=(NSIGHT_EXPORT,),
         epoch_ns=_epoch(store),
-        facts=({"producer": "Nsight Systems", "processes": _process_names(store, processes_with_gpu)},),
+        facts=(
+            {"producer": "Nsight Systems", "processes": _process_names(store, processes_with_gpu), **about_counters},
+        ),
         devices=processes.devices(store, tables.gpu),
         warnings=(
             *(f"{store.name}: {t}" for t in (*warnings, *rank_of_process.warnings)),
