@@ -5,49 +5,58 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import polars as pl
+import pytest
 
 import thence
 from recorder_programs import description, program
+from thence.capture.recorder.options import Sampling
+from thence.capture.session.step_plans import TIME_SPAN, SampledSteps
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+MS = 1_000_000
 SERVER = """
         from thence.capture.session import time_spans
         time_spans._SILENCE_NS = 200_000_000
         options = thence.RecordOptions(
-            sampling=thence.Sampling(every=10, ring=100, budget=0, slow_steps=False), flush_seconds=0.05
+            sampling=thence.Sampling(every=5, ring=100, budget=0, slow_steps=False), flush_seconds=0.05
         )
-        over, made, recorded = threading.Event(), [], []
-        def serve():
-            while not over.wait(0.002):
-                launch("request")
-                made.append(time.monotonic())
+        launched, shares = 0, []
         with thence.record(OUT, options) as recording:
-            worker = threading.Thread(target=serve)
-            worker.start()
-            began, seen = time.monotonic(), []
-            while time.monotonic() < began + 4:
-                time.sleep(0.005)
+            began = time.monotonic()
+            while time.monotonic() < began + 3:
+                worker = threading.Thread(target=launch, args=("request",)) if THREADS else None
+                worker.start() if worker else launch("request")
+                worker.join() if worker else None
+                launched += 1
+                time.sleep(0.003)
                 if recording._steps.kind:
-                    seen.append(recording._steps._recording)
-            over.set()
-            worker.join()
-        print(len(made), sum(seen) / len(seen))
+                    shares.append(recording._steps._recording)
+        print(launched, sum(shares) / len(shares))
 """
 
 
-def test_a_server_that_launches_on_a_thread_of_its_own_is_recorded_in_windows_of_time(tmp_path: Path) -> None:
-    """Two spans of ten are recorded; the first quarter of a second is, too, before it is known that there are none."""
-    launched, share = program(SERVER, tmp_path).stdout.split()
+@pytest.mark.parametrize("threads", [True, False])
+def test_a_server_is_recorded_in_windows_of_time(tmp_path: Path, threads: bool) -> None:
+    """Two spans of five are recorded. Where each request has a thread, the next one may launch at any moment."""
+    launched, share = program(SERVER.replace("THREADS", str(threads)), tmp_path).stdout.split()
     about = description(tmp_path)
-    assert 0.1 < float(share) < 0.5
-    assert about["counts"]["kernels"] < 0.6 * int(launched)
+    assert 0.25 < float(share) < 0.6
+    assert 100 < about["counts"]["kernels"] < 0.75 * int(launched)
     assert about["sampling"]["windows"] >= 3
+    assert (about["detachments"] > 0) is (not threads)
     trace = thence.open(tmp_path)
     assert any("no steps that thence knows" in warning for warning in trace.meta.warnings)
-    steps = trace.steps().frame
-    assert steps.height >= 4
-    assert steps["duration"].median() < 400_000_000
-    in_steps = trace.activities.filter(pl.col("step").is_not_null()).height
-    assert in_steps > 0.5 * about["counts"]["kernels"]
+    spans = trace.steps().frame["duration"]
+    assert 90 * MS < spans.median() < 300 * MS
+    assert trace.activities.filter(pl.col("step").is_null()).height == 0
+
+
+def test_all_of_a_window_of_time_counts_as_its_cost() -> None:
+    """A window of two spans of 100 ms may take half of 1 % of the time: one in 40 s."""
+    plan = SampledSteps(Sampling(), lambda: True).again(TIME_SPAN)
+    for number in range(2_000):
+        plan.lasted(number, 100 * MS, recorded=plan.records(number), counted=plan.compares(number))
+    assert isinstance(plan, SampledSteps)
+    assert plan.interval == 400

@@ -348,7 +348,6 @@ def _between(begin: _Border, end: _Border) -> int:
 
 def call_on_main_thread(function: Callable[[], None]) -> None:
     """Have the main thread call a function soon, between two instructions of its Python code."""
-
     _to_call.append(function)
     ctypes.pythonapi.Py_AddPendingCall(_call_next, None)
 
