@@ -63,8 +63,9 @@ _MAX_WINDOW_SECONDS = 10.0
 """How long parts of a sampled window wait for its end."""
 _REST_SECONDS = 30.0
 """How much longer parts without activities wait, where steps are sampled."""
-_LOOK_SECONDS = 0.25
-"""Longest time between two calls of `looks` at first: the delay at which SIGTERM ends an idle process."""
+_LOOK_SECONDS, _LOOK_AT_REST_SECONDS = 0.25, 1.0
+"""Longest time between two calls of `looks`, and where steps are sampled and none is recorded: the delay at which
+SIGTERM ends an idle process. A look takes 0.3 ms in which the program may wait for the GIL."""
 _DETACHABLE = 24
 """The lowest CUPTI_API_VERSION that is detached: of CUDA 12.6, since which PyTorch's profiler detaches CUPTI."""
 _PATIENCE_SECONDS = 10.0
@@ -99,7 +100,7 @@ class Recorder:
         looks: called every `look_seconds` or more often, on the thread that writes.
 
     Attributes:
-        look_seconds: longest time between two calls of ``looks``.
+        look_seconds: longest time between two calls of ``looks``; None for the usual ones.
         parts: writes the parts, and counts what is on disk.
         dropped: number of records that CUPTI dropped for lack of a buffer.
         log: log of boundaries, from `start` on; its counter is always 0 if every launch is recorded.
@@ -137,7 +138,7 @@ class Recorder:
         self._facts = facts
         self._uses_xla = uses_xla
         self._looks = looks
-        self.look_seconds = _LOOK_SECONDS
+        self.look_seconds: float | None = None
         self._names = Names()
         self._buffers = Buffers(options.buffer_megabytes << 20)
         self._max_waiting_bytes = min(_MAX_WAITING_BYTES, options.buffer_megabytes << 20 >> 2)
@@ -580,8 +581,10 @@ class Recorder:
 
     def _next(self) -> Filled | None:
         now = time.monotonic()
-        patience = 0.0 if self._stopping.is_set() else self.look_seconds if self._rests(now) else self._due - now
-        patience = min(max(0.01, patience), self.look_seconds, max(0.001, self._counters.due - now))
+        rests = self._rests(now)
+        longest = self.look_seconds or (_LOOK_AT_REST_SECONDS if rests else _LOOK_SECONDS)
+        patience = 0.0 if self._stopping.is_set() else longest if rests else self._due - now
+        patience = min(max(0.01, patience), longest, max(0.001, self._counters.due - now))
         if not self._orders.empty():
             patience = 0.0  # what should have woken this thread was taken from the queue while parts were written
         try:

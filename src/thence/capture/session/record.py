@@ -219,10 +219,12 @@ class Recording:
 
     def step(self) -> None:
         """Notes that one step of the program has ended and the next one begins."""
-        if self._recorder is not None and self._recorder.alive:
-            self._announced += 1
-            if self._steps.passes(self._announced, ANNOUNCED):
-                return
+        if self._recorder is None:
+            return
+        self._announced += 1
+        if self._steps.passes(self._announced, ANNOUNCED):
+            return  # the most frequent case, which asks for nothing else
+        if self._recorder.alive:
             recorded = self._begin_step()
             if self._hooks is not None:
                 self._hooks.step(recorded=recorded)
@@ -426,6 +428,7 @@ class Recording:
             follow_boundaries(None)
             self._hooks.forked()
             self._hooks = None
+        self._steps.forget()
         unlisten(self._log)
         self._collectives.forked()
         self._memory.forked()

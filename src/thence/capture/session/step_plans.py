@@ -33,11 +33,11 @@ _GROWTH = 1.5
 """A window begins after at least so many times the steps before the previous one: long runs have few windows."""
 _COMPARED = 6
 """Plain steps before and after a sampled window that are compared with its steps."""
-_LATEST_WINDOWS, _LATEST_STEPS = 32, 64
+_LATEST_WINDOWS, _LATEST_STEPS = 16, 64
 """Windows and plain steps of which medians are taken."""
 _MIN_STEPS = 32
 """Plain steps that are needed before a step is called slow."""
-_JUDGED_EVERY = 16
+_JUDGED_EVERY = 64
 """Steps after which the limit of a slow step is computed again."""
 _SLOW_DEVIATIONS, _SLOW_SHARE = 8, 0.5
 """A step is slow if it is longer than the median by this many deviations (1.48 times the median absolute deviation) and

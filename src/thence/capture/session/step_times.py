@@ -220,6 +220,10 @@ class StepTimes:
             self._began_pause = monotonic_ns()  # asks again after this time
             call_on_main_thread(self._resume_now)
 
+    def forget(self) -> None:
+        """Handle that this is a forked child, in which nothing is recorded; without the lock, which nobody may hold."""
+        self._border = None
+
     def end(self) -> None:
         """Handle that the recording ends: no step begins any more, and the device is idle."""
         with self._lock:
