@@ -220,9 +220,8 @@ def whole_report(name: str, out: Path, after: Any) -> None:
     spent = after.switched.end()
     about = stopped(recording)
     (out / f"whole_{name}.json").write_text(json.dumps({"pairs": pairs, "about": about}))
-    print(
-        f"  attached {attached}; {about['detachments']} detachments, {about['warnings']}\n  {spent}\n{whole_of(pairs, about)}"
-    )
+    print(f"  attached {attached}; {about['detachments']} detachments, {about['warnings']}\n  {spent}")
+    print(whole_of(pairs, about))
 
 
 def whole_of(pairs: list[tuple[int, float, int, float, bool]], about: dict[str, Any]) -> str:
