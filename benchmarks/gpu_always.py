@@ -7,11 +7,11 @@ The programs of `gpu_paused.py` without CUDA graphs: a decode of 12 tokens whose
 training step. Hosts of GPUs get faster and slower by 10 to 30 % within seconds, so what is compared lies as close
 together as it can; each measurement has a process of its own, and its mean has a 95 % interval:
 
-between    blocks of two steps between two windows, in pairs: with the recorder's thread and calls of `step()`, and
-           with that thread held at its gate and no calls. What the thread does in a second then happens in half of it.
-           The times of all blocks go into OUT
+whole      all that the defaults of `--always` cost, as one thing: pairs of blocks of two steps, in one
+           of which the recording goes on, and in the other one stands still. Blocks with windows are longer. The times
+           of all blocks go into OUT
 blocks     blocks of steps without a recording and far from the windows of one, which begins and ends with its block:
-           for programs beside which CUPTI may stay attached (Lightning with workers, CUDA graphs, JAX)
+           for programs beside which CUPTI stays attached (CUDA graphs, JAX)
 windows    a window every 25 steps: by how much its steps, and the seven after it, are longer than the others, beside
            what the recording itself measures; what of it attaches and detaches CUPTI; memory of the process
 residue    six processes in turn that launch a kernel 500 times, before and after three of them were recorded and CUPTI
@@ -23,6 +23,7 @@ estimates  windows of eleven steps that count, into OUT. ``check`` then says of 
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -42,15 +43,18 @@ from gpu_paused import program
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-PROGRAMS = ("decode", "training")
-OTHERS = ("graphs", "jax", "lightning")
-PARTS = {"between": 1.0, "windows": 0.27, "residue": 0.3, "estimates": 0.1, "blocks": 0.5}
+PROGRAMS = ("decode", "training", "lightning")
+OTHERS = ("graphs", "jax")
+PARTS = {"whole": 1.0, "windows": 0.27, "residue": 0.3, "estimates": 0.1, "blocks": 0.5}
 """The parts, and the share of the seconds that each takes for a program."""
 BLOCK_STEPS = 2
 FIRST, COUNTED = 14, 30
 """Steps of a block of `blocks`: those that may belong to the window, and those that are timed."""
-EVERY, NEAR = 25, 10
-"""Steps from one window to the next, and those of them that belong to the window or follow it."""
+EVERY, NEAR, AHEAD = 25, 10, 7
+"""Steps from one window to the next, those of them that belong to the window or follow it, and those that it is
+compared with before it."""
+FIRST_STEPS = 220
+"""Steps of `whole` in which the first windows set the distance of the others."""
 LAUNCHES, PROCESSES = 500, 6
 _FAR = 10_000_000
 _T95 = 1.97
@@ -87,37 +91,158 @@ def stopped(recording: Any) -> dict[str, Any]:
     return {**about["sampling"], "detachments": about["detachments"], "warnings": about["warnings"]}
 
 
-def between(name: str, out: Path, seconds: float) -> None:
-    """Pairs of blocks with and without what runs between two windows."""
-    step = program(name)
-    timed(step, 100)
-    recording = started(out / f"between_{name}", _FAR)
-    timed(step, 16, recording.step)  # the window, and the steps that are compared with it
-    recorder, gate = recording._recorder, threading.Event()  # noqa: SLF001 - what is switched has no other name
-    attached, looks = recorder.attached, recorder._looks  # noqa: SLF001
-    recorder._looks = lambda: (gate.wait(), looks())  # noqa: SLF001
-    gate.set()
-    losses, plain = [], []
-    began, cpu, own = time.monotonic(), recorder.cpu_ns, recording._steps.own_ns  # noqa: SLF001
-    order = random.Random(0)
-    while time.monotonic() - began < seconds:
-        took = {}
-        for on in (True, False) if order.random() < 0.5 else (False, True):
-            (gate.set if on else gate.clear)()
-            took[on] = sum(timed(step, BLOCK_STEPS, recording.step if on else None))
-        losses.append(100 * math.log(took[True] / took[False]))
-        plain.append(took[False] / BLOCK_STEPS)
-    gate.set()
-    spent = time.monotonic() - began
-    steps = BLOCK_STEPS * len(losses)
-    (out / f"between_{name}.json").write_text(json.dumps({"losses": losses, "plain_ms": plain}))
-    print(
-        f"  {statistics.mean(plain):.2f} ms a step, {len(losses)} pairs: {interval(losses)} %; attached {attached}\n"
-        f"  without the tenth of the pairs at each end: {trimmed(losses)} %\n"
-        f"  by its own clock: {(recorder.cpu_ns - cpu) / 1e7 / spent:.3f} % of the time in the recorder's thread, "
-        f"{(recording._steps.own_ns - own) / steps / 1e3:.1f} us in each step()"  # noqa: SLF001
+class Switched:
+    """Called after each step: has a recording go on and stand still in turn, in pairs of blocks of steps.
+
+    While it stands still, nothing of it runs in the program: `step()` is not called, and the recorder's thread neither
+    looks nor writes; what it has to write waits for the next block. A block in which a window begins lasts until `NEAR`
+    steps after that; the other block of its pair has as many steps.
+
+    Attributes:
+        pairs: of each pair, steps and ms with the recording, steps and ms without, and whether a window was in it.
+    """
+
+    def __init__(self, recording: Any, seconds: float) -> None:
+        self._recording, self._until = recording, time.monotonic() + seconds
+        self._recorder = recorder = recording._recorder  # noqa: SLF001 - what is switched has no other name
+        self._looks = recorder._looks  # noqa: SLF001
+        self._gate = threading.Event()
+        recorder._looks = self._look  # noqa: SLF001
+        self._order = random.Random(0)
+        self._to_come: list[bool] = []
+        self._pair: dict[bool, tuple[int, float]] = {}
+        self._near = False
+        self.pairs: list[tuple[int, float, int, float, bool]] = []
+        self._on = False
+        self._spent = time.monotonic(), recorder.cpu_ns, recording._steps.own_ns  # noqa: SLF001
+        self._next()
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is over and the last pair complete."""
+        return time.monotonic() > self._until and not self._pair
+
+    def __call__(self) -> None:
+        """A step has ended."""
+        if self._on:
+            self._recording.step()
+        self._left -= 1
+        if self._left > 0 or (self._on and self._in_window()):
+            return
+        self._pair[self._on] = self._size - self._left, 1e3 * (time.perf_counter() - self._began)
+        self._next()
+
+    def _next(self) -> None:
+        """Begin a block."""
+        if not self._to_come:
+            if self._pair:
+                self.pairs.append((*self._pair[True], *self._pair[False], self._near))
+            self._pair = {}
+            self._to_come = self._order.sample([False, True], 2)
+            plan = self._recording._steps.plan  # noqa: SLF001
+            ahead = plan._next - plan.number  # noqa: SLF001
+            self._near = ahead <= AHEAD + BLOCK_STEPS
+            self._size = ahead + NEAR if self._near else BLOCK_STEPS
+        self._on, self._left = self._to_come.pop(), self._size
+        if self._on:
+            steps = self._recording._steps  # noqa: SLF001
+            if steps._border is not None:  # noqa: SLF001 - else the other block would be in the time of a step
+                steps._border = steps._border._replace(  # noqa: SLF001
+                    time=time.time_ns(), moment=time.monotonic_ns()
+                )
+            self._gate.set()
+        else:
+            self._gate.clear()
+        self._began = time.perf_counter()
+
+    def _in_window(self) -> bool:
+        plan = self._recording._steps.plan  # noqa: SLF001
+        inside = plan.number - plan._begin < NEAR  # noqa: SLF001
+        self._near = self._near or inside
+        return inside
+
+    def _look(self) -> None:
+        if self._gate.is_set():
+            self._looks()
+        elif self._recorder.parts.holds_activities or self._recorder._due < time.monotonic() + 0.3:  # noqa: SLF001
+            self._gate.wait()
+
+    def end(self) -> str:
+        """Let the recording go on; what it took by its own clock."""
+        self._gate.set()
+        began, cpu, own = self._spent
+        steps = sum(pair[0] for pair in self.pairs)
+        half = (time.monotonic() - began) / 2
+        return (
+            f"by its own clock: {(self._recorder.cpu_ns - cpu) / 1e7 / half:.3f} % of the time in the recorder's "
+            f"thread, {(self._recording._steps.own_ns - own) / steps / 1e3:.1f} us in each step()"  # noqa: SLF001
+        )
+
+
+def whole(name: str, out: Path, seconds: float) -> None:
+    """All that `--always` costs, by pairs of blocks."""
+    globals()[f"drive_{name}"](
+        lambda: Always(out / f"recording_{name}", seconds), lambda after: whole_report(name, out, after)
     )
-    recording.stop()
+
+
+class Always:
+    """Called after each step: a recording of the defaults of `--always`, at first all the time, then in `Switched`."""
+
+    def __init__(self, out: Path, seconds: float) -> None:
+        import thence
+
+        self.recording = thence.record(out, thence.RecordOptions(sampling=thence.Sampling()))
+        self.recording.start()
+        self._seconds, self._steps = seconds, 0
+        self.switched: Switched | None = None
+
+    @property
+    def over(self) -> bool:
+        """As that of `Switched`."""
+        return self.switched is not None and self.switched.over
+
+    def __call__(self) -> None:
+        """A step has ended."""
+        if self.switched is not None:
+            self.switched()
+            return
+        self.recording.step()
+        self._steps += 1
+        if self._steps == FIRST_STEPS:
+            self.switched = Switched(self.recording, self._seconds)
+
+
+def whole_report(name: str, out: Path, after: Any) -> None:
+    """Prints what a recording costs."""
+    recording, pairs = after.recording, after.switched.pairs
+    attached = recording._recorder.attached  # noqa: SLF001
+    spent = after.switched.end()
+    about = stopped(recording)
+    (out / f"whole_{name}.json").write_text(json.dumps({"pairs": pairs, "about": about}))
+    print(f"  attached {attached}; {about['detachments']} detachments, {about['warnings']}\n  {spent}")
+    print(whole_of(pairs, about))
+
+
+def whole_of(pairs: list[tuple[int, float, int, float, bool]], about: dict[str, Any]) -> str:
+    """The loss: that of pairs without a window, and what pairs with one took more, of all the time."""
+    losses = [100 * math.log(on / n * m / off) for n, on, m, off, near in pairs if not near]
+    more = [on - off * n / m for n, on, m, off, near in pairs if near]
+    plain = sum(off * n / m for n, _, m, off, _ in pairs)
+    middle, half = trimmed_mean(losses)
+    share = sum(off * n / m for n, _, m, off, near in pairs if not near) / plain
+    of_windows = 100 * sum(more) / plain
+    half_windows = _T95 * 100 * statistics.stdev(more) * math.sqrt(len(more)) / plain if len(more) > 1 else math.nan
+    loss, error = share * middle + of_windows, math.hypot(share * half, half_windows)
+    usual = statistics.mean(off / m for _, _, m, off, _ in pairs)
+    return (
+        f"  {usual:.2f} ms a step, {len(losses)} pairs of blocks without a window, {len(more)} with one, which is "
+        f"{about['interval']} steps from the next: loss {loss:+.2f} % ({loss - error:+.2f} to {loss + error:+.2f})\n"
+        f"  between windows {middle:+.2f} % ({middle - half:+.2f} to {middle + half:+.2f}), of all pairs "
+        f"{interval(losses)}; by windows {of_windows:+.2f} %\n"
+        f"  a window costs {interval(more) if len(more) > 1 else more} ms, "
+        f"stated {(about['window_cost_ns'] or 0) / 1e6:.1f} ms"
+    )
 
 
 class Blocks:
@@ -183,9 +308,9 @@ def block_report(name: str, out: Path, after: Blocks) -> None:
     )
 
 
-def drive_graphs(begun: Callable[[], Blocks], report: Callable[[Blocks], None]) -> None:
-    """A decode as a CUDA graph for each token."""
-    step = program("graphs")
+def drive_program(name: str, begun: Callable[[], Any], report: Callable[[Any], None]) -> None:
+    """One of the programs of `gpu_paused.py`."""
+    step = program(name)
     timed(step, 100)
     after = begun()
     while not after.over:
@@ -194,7 +319,12 @@ def drive_graphs(begun: Callable[[], Blocks], report: Callable[[Blocks], None]) 
     report(after)
 
 
-def drive_jax(begun: Callable[[], Blocks], report: Callable[[Blocks], None]) -> None:
+drive_decode, drive_training, drive_graphs = (
+    functools.partial(drive_program, name) for name in ("decode", "training", "graphs")
+)
+
+
+def drive_jax(begun: Callable[[], Any], report: Callable[[Any], None]) -> None:
     """A training step of JAX, which many small kernels make."""
     import jax
     import jax.numpy as jnp
@@ -224,7 +354,7 @@ def drive_jax(begun: Callable[[], Blocks], report: Callable[[Blocks], None]) -> 
     report(after)
 
 
-def drive_lightning(begun: Callable[[], Blocks], report: Callable[[Blocks], None]) -> None:
+def drive_lightning(begun: Callable[[], Any], report: Callable[[Any], None]) -> None:
     """Training by Lightning, with two workers that load."""
     import lightning
     import torch
@@ -249,7 +379,7 @@ def drive_lightning(begun: Callable[[], Blocks], report: Callable[[Blocks], None
             return torch.optim.SGD(self.parameters(), lr=1e-4)
 
     class Watch(lightning.Callback):  # type: ignore[misc]
-        after: Blocks | None = None
+        after: Any = None
 
         def on_train_batch_end(self, trainer: Any, _model: Any, _outputs: Any, _batch: Any, number: int) -> None:
             torch.cuda.synchronize()
@@ -454,17 +584,15 @@ def asked(child: subprocess.Popen[str], what: str) -> list[float]:
     return answer
 
 
-def trimmed(values: list[float]) -> str:
-    """Mean without the tenth of the values at each end, with its 95 % interval: rare long steps are mostly the host's.
+def trimmed_mean(values: list[float]) -> tuple[float, float]:
+    """Mean without the tenth of the values at each end, and half of its 95 % interval: rare long steps are the host's.
 
     Its error follows from the values with those at each end replaced by the nearest others (Yuen 1974).
     """
     values, cut = sorted(values), len(values) // 10
     inner = values[cut : len(values) - cut]
     held = [inner[0]] * cut + inner + [inner[-1]] * cut
-    mean = statistics.mean(inner)
-    half = _T95 * statistics.stdev(held) * math.sqrt(len(values)) / len(inner)
-    return f"{mean:+.2f} ({mean - half:+.2f} to {mean + half:+.2f})"
+    return statistics.mean(inner), _T95 * statistics.stdev(held) * math.sqrt(len(values)) / len(inner)
 
 
 def interval(values: Iterable[float]) -> str:
@@ -491,11 +619,11 @@ def main() -> int:
         return check(given.out)
     if given.part and given.program:
         with tempfile.TemporaryDirectory() as folder:
-            out = given.out if given.part in ("between", "blocks", "estimates") else Path(folder)
+            out = given.out if given.part in ("whole", "blocks", "estimates") else Path(folder)
             globals()[given.part](given.program, out, given.seconds * PARTS[given.part])
         return 0
     for part in [given.part] if given.part else PARTS:
-        programs = OTHERS if part == "blocks" else PROGRAMS[: 1 if part == "residue" else 2]
+        programs = OTHERS if part == "blocks" else PROGRAMS[: {"residue": 1, "whole": 3}.get(part, 2)]
         for name in [given.program] if given.program else programs:
             print(f"{name}, {part}:", flush=True)
             command = [sys.executable, __file__, str(given.out), "--program", name, "--part", part]

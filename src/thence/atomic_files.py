@@ -10,7 +10,6 @@ import errno
 import io
 import os
 import re
-import secrets
 import shutil
 import stat
 from contextlib import contextmanager, suppress
@@ -54,7 +53,7 @@ def os_error(error: Exception, path: Path) -> OSError:
 
 def temporary_path(target: Path) -> Path:
     """A hidden name in the target's folder that nobody can guess; what is made there fails if it exists."""
-    return target.parent / f".{target.name}.{secrets.token_hex(4)}"
+    return target.parent / f".{target.name}.{os.urandom(4).hex()}"
 
 
 def _permissions(target: Path) -> int | None:

@@ -38,7 +38,7 @@ def planned(plan: SampledSteps, steps: int, durations: dict[int, int] | None = N
 def test_windows_are_so_many_steps_apart_and_have_one_step_more() -> None:
     plan = SampledSteps(Sampling(every=50, steps=2, budget=0), lambda: True)
     assert planned(plan, 170) == [0, 1, 2, 50, 51, 52, 100, 101, 102, 150, 151, 152]
-    assert plan.again().records(0)
+    assert plan.again("step").records(0)
 
 
 def test_windows_are_further_apart_where_they_would_cost_more_than_the_budget() -> None:
@@ -75,6 +75,23 @@ def test_the_cost_of_a_window_has_the_time_of_the_recorder_itself() -> None:
     # Windows take 4 ms, steps 0.2 % of their time: 0.3 % are left for windows.
     assert plan.interval == pytest.approx(4 / 0.003, rel=0.02)
     assert plan.facts()["cost_share"] == pytest.approx(0.005, rel=0.02)
+
+
+def test_the_upper_end_of_what_windows_cost_is_kept_to_and_a_checkpoint_in_one_hardly_counts() -> None:
+    """Of 30 windows, every second one costs 2 ms and the others 6 ms, in steps of 1 ms; the 20th one lasts 30 s."""
+    plan = SampledSteps(Sampling(every=50, steps=1, budget=0.01), lambda: True)
+    number, windows, intervals = 0, 0, []
+    while plan.windows < 31:
+        recorded = plan.records(number)
+        first, windows = plan.windows > windows, plan.windows
+        if first:
+            intervals.append(plan.interval)
+        took = MS * (1 + first * (2 if windows % 2 else 6) + 30_000 * (first and windows == 20))
+        plan.lasted(number, took, recorded=recorded, counted=plan.compares(number) and not recorded)
+        number += 1
+    # 18 windows: a mean of 4 ms, deviation 2 ms, so +- 1 ms; half of 1 % of 1 ms a step.
+    assert intervals[19] == pytest.approx((4 + 2.1 * 2 / 18**0.5) / 0.005, rel=0.05)
+    assert max(intervals[20:]) < 1.5 * intervals[19]
 
 
 def test_a_recorder_that_takes_more_than_the_budget_still_records_a_window_in_ten_minutes() -> None:
@@ -288,11 +305,11 @@ def test_the_end_of_a_window_does_not_wait_for_parts_that_are_due(tmp_path: Path
         save, flush, pause, took = recorder._save, recorder._flush, recorder.pause, []
         recorder._save = lambda: (save(), time.sleep(0.3))
         recorder._flush = lambda **how: (time.sleep(0.1), flush(**how))
-        def timed():
+        def timed(**how):
             begin = time.monotonic()
             recorder._due = begin - 1
             recorder._buffers.filled.put(None)
-            pause()
+            pause(**how)
             took.append(time.monotonic() - begin)
         recorder.pause = timed
         while recorder.sampling is None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from thence.capture.recorder.ring import Ring
 
     Column = np.ndarray[Any, Any] | Sequence[str | None]
-    Columns = Mapping[str, Column]
+    Columns = dict[str, Column]
     Taken = Mapping[str, list[Columns]]
 
 _MAX_WAITING_ROWS = 400_000
@@ -77,11 +77,11 @@ class Parts:
         self.pending_rows = self.pending_bytes = 0
         self.ring = ring
 
-    def add(self, table: str, columns: Columns) -> None:
+    def add(self, table: str, columns: Mapping[str, Column]) -> None:
         """Adds rows to write with the next part."""
         rows = _rows(columns)
         if rows:
-            self._pending.setdefault(table, []).append(columns)
+            self._pending.setdefault(table, []).append(dict(columns))
             self.pending_rows += rows
             self.pending_bytes += sum(map(_bytes, columns.values()))
 
@@ -166,7 +166,8 @@ class Parts:
             self._write_alike(table, alike)
 
     def _write_alike(self, table: str, pieces: Sequence[Columns]) -> None:
-        whole = {name: _concatenated([piece[name] for piece in pieces]) for name in pieces[0]}
+        # A column at a time, whose pieces are then given back: all rows are not in memory twice.
+        whole = {name: _concatenated([piece.pop(name) for piece in pieces]) for name in tuple(pieces[0])}
         for first in range(0, _rows(whole), MAX_ROWS):
             part = {name: values[first : first + MAX_ROWS] for name, values in whole.items()}
             number = self.numbers[table] = self.numbers.get(table, 0) + 1
@@ -204,7 +205,7 @@ class Parts:
             _LOG.error("thence: %s; the program continues, but records that cannot be written are lost", self.trouble)
 
 
-def _rows(columns: Columns) -> int:
+def _rows(columns: Mapping[str, Column]) -> int:
     return max(map(len, columns.values()), default=0)
 
 

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from thence.capture.recorder.parts import Taken
 
 _LOG = logging.getLogger("thence.capture.recorder")
-_MAX_WAITING_BYTES = 16 << 20
-"""Size of waiting columns at which they are written at once. About 200,000 kernels."""
+_MAX_WAITING_BYTES = 8 << 20
+"""Size of waiting columns at which they are written at once. About 100,000 kernels."""
 _SHARE_OF_TIME = 500
 """The time between two rounds of parts is at least a 500th of the time so far, so that long runs write few files."""
 _FIRST_FLUSH_SECONDS = 0.1
@@ -63,8 +63,9 @@ _MAX_WINDOW_SECONDS = 10.0
 """How long parts of a sampled window wait for its end."""
 _REST_SECONDS = 30.0
 """How much longer parts without activities wait, where steps are sampled."""
-_LOOK_SECONDS = 0.25
-"""Longest time between two calls of `looks`: the delay at which SIGTERM ends an idle process."""
+_LOOK_SECONDS, _LOOK_AT_REST_SECONDS = 0.25, 1.0
+"""Longest time between two calls of `looks`, and where steps are sampled and none is recorded: the delay at which
+SIGTERM ends an idle process. A look takes 0.3 ms in which the program may wait for the GIL."""
 _DETACHABLE = 24
 """The lowest CUPTI_API_VERSION that is detached: of CUDA 12.6, since which PyTorch's profiler detaches CUPTI."""
 _PATIENCE_SECONDS = 10.0
@@ -96,9 +97,10 @@ class Recorder:
             array or a list of strings. It is called on the thread that writes.
         facts: returns further entries of ``recording.json``.
         uses_xla: whether XLA may launch in this process; called before each flush.
-        looks: called every `_LOOK_SECONDS` or more often, on the thread that writes.
+        looks: called every `look_seconds` or more often, on the thread that writes.
 
     Attributes:
+        look_seconds: longest time between two calls of ``looks``; None for the usual ones.
         parts: writes the parts, and counts what is on disk.
         dropped: number of records that CUPTI dropped for lack of a buffer.
         log: log of boundaries, from `start` on; its counter is always 0 if every launch is recorded.
@@ -136,6 +138,7 @@ class Recorder:
         self._facts = facts
         self._uses_xla = uses_xla
         self._looks = looks
+        self.look_seconds: float | None = None
         self._names = Names()
         self._buffers = Buffers(options.buffer_megabytes << 20)
         self._max_waiting_bytes = min(_MAX_WAITING_BYTES, options.buffer_megabytes << 20 >> 2)
@@ -146,7 +149,7 @@ class Recorder:
         self._orders: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]] = queue.SimpleQueue()
         self._finished = False
         self._paused = True
-        self._pausing = self._has_paused = False
+        self._pausing = self._has_paused = self._anywhere = False
         self.attached = False
         self.cpu_ns = 0
         self._using_cupti = threading.Lock()
@@ -199,11 +202,16 @@ class Recorder:
         self._thread = threading.Thread(target=self._work, name="thence-recorder", daemon=True)
         self._thread.start()
 
-    def pause(self) -> None:
+    def pause(self, *, anywhere: bool = False) -> None:
         """Records nothing until `resume`.
 
         Where that is safe (`why_attached`), CUPTI is detached, and the program then runs as without a recorder.
+
+        Args:
+            anywhere: whether this may be within a step. Then another thread may launch, although the ones that did
+                have ended, or are autograd's.
         """
+        self._anywhere = anywhere
         if not self._paused and self.alive:
             self._paused = self._pausing = self._has_paused = True
             try:
@@ -403,7 +411,7 @@ class Recorder:
         if self._version < _DETACHABLE:
             return "CUPTI is older than that of CUDA 12.6"
         others = self._launching - {threading.get_native_id()}
-        if any(_may_launch(thread) for thread in others):
+        if others and (self._anywhere or any(_may_launch(thread) for thread in others)):
             return "several threads launch or wait for the device"
         if not self._graphs and not self._by_thread(self._take_calls, _PATIENCE_SECONDS):
             return "it is not known in time what was launched"
@@ -579,8 +587,10 @@ class Recorder:
 
     def _next(self) -> Filled | None:
         now = time.monotonic()
-        patience = 0.0 if self._stopping.is_set() else _LOOK_SECONDS if self._rests(now) else self._due - now
-        patience = min(max(0.01, patience), _LOOK_SECONDS, max(0.001, self._counters.due - now))
+        rests = self._rests(now)
+        longest = self.look_seconds or (_LOOK_AT_REST_SECONDS if rests else _LOOK_SECONDS)
+        patience = 0.0 if self._stopping.is_set() else longest if rests else self._due - now
+        patience = min(max(0.01, patience), longest, max(0.001, self._counters.due - now))
         if not self._orders.empty():
             patience = 0.0  # what should have woken this thread was taken from the queue while parts were written
         try:

@@ -33,8 +33,9 @@ from thence.capture.session.endings import Endings
 from thence.capture.session.mark_log import MarkLog
 from thence.capture.session.noted_places import NotedPlaces
 from thence.capture.session.rank_requests import RankRequests
-from thence.capture.session.step_plans import AllButWindows, SampledSteps, ScheduledSteps
+from thence.capture.session.step_plans import TIME_SPAN, AllButWindows, SampledSteps, ScheduledSteps
 from thence.capture.session.step_times import ANNOUNCED, StepTimes, call_on_main_thread
+from thence.capture.session.time_spans import SPAN_SECONDS, TimeSpans
 from thence.capture.session.triggers import Triggers
 from thence.capture.torch.collectives import CollectiveLabels
 from thence.capture.torch.hooks import Hooks
@@ -124,6 +125,7 @@ class Recording:
         self._collects_nvtx = False
         self._ranks = RankRequests(self._agree, self._step_number)
         self._steps = StepTimes(self, self._plan())
+        self._spans = TimeSpans(self._steps, self._begin_span, call_on_main_thread)
         self._triggers = Triggers(directory, self.request)
         self._announced = 0
         self._notes_step = True
@@ -167,6 +169,7 @@ class Recording:
         self._xla.look()
         self._ranks = RankRequests(self._agree, self._step_number)
         self._steps = StepTimes(self, self._plan())
+        self._spans = TimeSpans(self._steps, self._begin_span, call_on_main_thread)
         self._triggers = Triggers(self.directory, self.request)
         self._announced = 0
         self._notes_step = True
@@ -226,10 +229,12 @@ class Recording:
 
     def step(self) -> None:
         """Notes that one step of the program has ended and the next one begins."""
-        if self._recorder is not None and self._recorder.alive:
-            self._announced += 1
-            if self._steps.passes(self._announced, ANNOUNCED):
-                return
+        if self._recorder is None:
+            return
+        self._announced += 1
+        if self._steps.passes(self._announced, ANNOUNCED):
+            return  # the most frequent case, which asks for nothing else
+        if self._recorder.alive:
             recorded = self._begin_step()
             if self._hooks is not None:
                 self._hooks.step(recorded=recorded)
@@ -246,7 +251,7 @@ class Recording:
             return False
         followed = self._hooks is not None and not self._hooks.pause()
         watch_backward(on=False)  # marks themselves cost little
-        self._recorder.pause()
+        self._recorder.pause(anywhere=self._steps.kind == TIME_SPAN)
         return not (followed or self._recorder.attached)
 
     def resume(self, frame: FrameType | None) -> None:
@@ -372,11 +377,22 @@ class Recording:
         # Before the program announces a step, steps are those that hooks detect.
         detected = first and self._schedule is None
         recorded = detected or self._steps.begins(frame, self._announced, ANNOUNCED)
+        self._note_step(self._announced, recorded=recorded)
+        return recorded
+
+    def _begin_span(self) -> None:
+        """A span of time begins in a program that has no steps; called on the main thread."""
+        if self._recorder is None or not self._recorder.alive:
+            return
+        if not self._steps.passes(kind=TIME_SPAN):
+            recorded = self._steps.begins(sys._getframe(), kind=TIME_SPAN)  # noqa: SLF001 - no other way to a frame
+            self._note_step(self._step_number(), recorded=recorded)
+
+    def _note_step(self, number: int, *, recorded: bool) -> None:
         # Of the steps that are not recorded, the first ends one that is; the others would only fill the log.
         if recorded or self._notes_step:
-            self._log.step(self._announced, recorded=recorded)
+            self._log.step(number, recorded=recorded)
         self._notes_step = recorded
-        return recorded
 
     def _step_begins(self, frame: FrameType | None, kind: str) -> bool:
         """A step begins that hooks detected; returns whether it is recorded."""
@@ -394,8 +410,19 @@ class Recording:
             self._triggers.look()
         if self._options.sampling is not None:
             self._ranks.look()
+            self._look_at_time()
         if self._hooks is not None and self._schedule is None and self.counts.get("kernels") and not jax_uses_cuda():
             self._hooks.look()
+
+    def _look_at_time(self) -> None:
+        """Divides the time of a program that has no steps; JAX may launch between any two instructions of it."""
+        recorder = self._recorder
+        if recorder is not None and not jax_uses_cuda() and self._spans.look(recorder.parts.numbers.get("kernels", 0)):
+            recorder.look_seconds = SPAN_SECONDS
+            recorder.warn(
+                f"the program has no steps that thence knows: spans of {SPAN_SECONDS:g} s count as steps, and windows "
+                "of these are recorded"
+            )
 
     def _stop_for_profiler(self) -> None:
         """Ends the recording, because the program starts a profiler of its own, which needs CUPTI."""
@@ -412,6 +439,7 @@ class Recording:
             follow_boundaries(None)
             self._hooks.forked()
             self._hooks = None
+        self._steps.forget()
         unlisten(self._log)
         self._collectives.forked()
         self._memory.forked()

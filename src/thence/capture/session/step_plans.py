@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from thence.capture.recorder.options import Sampling, Schedule
 
+TIME_SPAN = "span of time"
+"""The kind of the steps of a program that has none: see `thence.capture.session.time_spans`."""
 PLAIN_STEPS = 6
 """Plain steps of a window that count, at least: the fewest whose extremes contain the median with 95 % probability."""
 MAX_PLAIN_STEPS = 20
@@ -31,22 +33,29 @@ _GROWTH = 1.5
 """A window begins after at least so many times the steps before the previous one: long runs have few windows."""
 _COMPARED = 6
 """Plain steps before and after a sampled window that are compared with its steps."""
-_LATEST_WINDOWS, _LATEST_STEPS = 32, 64
+_LATEST_WINDOWS, _LATEST_STEPS = 16, 64
 """Windows and plain steps of which medians are taken."""
 _MIN_STEPS = 32
 """Plain steps that are needed before a step is called slow."""
-_JUDGED_EVERY = 16
+_JUDGED_EVERY = 64
 """Steps after which the limit of a slow step is computed again."""
 _SLOW_DEVIATIONS, _SLOW_SHARE = 8, 0.5
 """A step is slow if it is longer than the median by this many deviations (1.48 times the median absolute deviation) and
 by this share of the median."""
+_T95 = 2.1
+"""Half a 95 % interval over the error of a mean, of 20 values or so."""
 _NORMAL = 1.4826
 """The standard deviation of normally distributed values over their median absolute deviation."""
 _MIN_SECONDS_BETWEEN_SLOW = 60.0
 """Slow steps are followed by a window of their own at most this often."""
+_FOLLOWING = 3
+"""Steps after a sampled window that count for what it costs: parts are written meanwhile, and caches are cold."""
+_FEW_WINDOWS = 4
+"""Of fewer windows than these, the largest cost counts; else the upper end of the 95 % interval of their mean."""
+_MOST_MEDIANS = 4
+"""A cost counts as so many times their median, at most: a checkpoint in a window is not what recording costs."""
 _AIM = 0.5
-"""Part of the budget that the measured cost is kept to: not all that recording costs can be measured in one process.
-With 1 %, the upper end of the 95 % interval of the loss was 0.9 and 1.1 % on H100s (docs/recording.md)."""
+"""Part of the budget that the measured cost is kept to: not all that recording costs can be measured in one process."""
 _LONGEST_NS = 600 * 10**9
 """Time from a window to the next one, at most, whatever the recorder itself takes in it."""
 _LATEST_REQUESTS = 200
@@ -97,7 +106,7 @@ class StepPlan(Protocol):
     def lasted(self, number: int, duration: int, *, recorded: bool, counted: bool) -> None:
         """A step has ended; ``duration`` in ns."""
 
-    def again(self) -> StepPlan:
+    def again(self, kind: str) -> StepPlan:
         """The plan for steps of another kind, which are counted from 0."""
 
 
@@ -125,7 +134,7 @@ class ScheduledSteps:
     def lasted(self, number: int, duration: int, *, recorded: bool, counted: bool) -> None:
         """See `StepPlan`."""
 
-    def again(self) -> StepPlan:
+    def again(self, kind: str) -> StepPlan:  # noqa: ARG002 - of the protocol
         """See `StepPlan`."""
         return self
 
@@ -162,7 +171,7 @@ class AllButWindows:
     def lasted(self, number: int, duration: int, *, recorded: bool, counted: bool) -> None:
         """See `StepPlan`."""
 
-    def again(self) -> StepPlan:
+    def again(self, kind: str) -> StepPlan:  # noqa: ARG002 - of the protocol
         """See `StepPlan`."""
         return AllButWindows()
 
@@ -171,15 +180,17 @@ class SampledSteps:
     """Windows of few steps, far apart; between them nothing is recorded.
 
     A window has one step more than the sampling states, because CUPTI is attached at the beginning of its first step.
-    What a window costs is measured: by how much its steps, and the first one after it, are longer than as many plain
+    What a window costs is measured: by how much its steps, and the first ones after it, are longer than as many plain
     ones, and the CPU time that the recorder itself took since the window before: the program may have waited for it.
-    Where the process is alone, windows are as far apart as keeps that within half of the budget.
+    Spans of time last as long as ever, whatever the program did in them, so all the time of a window of these counts.
+    Where the process is alone, windows are as far apart as keeps the mean, at its upper end, within half of the budget.
 
     Args:
         sampling: the options.
         alone: returns whether the process is the only one of its job: others would have to record the same steps.
         share: takes the reason why a window is wanted, and returns whether all ranks will agree on its step.
         own: returns the CPU time in ns that the recorder has taken so far, but for what makes steps of windows longer.
+        spans: whether steps are spans of time.
 
     Attributes:
         interval: steps from the beginning of a window to that of the next one.
@@ -197,19 +208,25 @@ class SampledSteps:
         alone: Callable[[], bool],
         share: Callable[[str], bool] = lambda _why: False,
         own: Callable[[], int] = lambda: 0,
+        *,
+        spans: bool = False,
     ) -> None:
         self._sampling = sampling
+        self._spans = spans
+        self._judges = sampling.slow_steps and not spans
         self._alone = alone
         self._share = share
         self._own = own
         self._own_before = 0
         self._steps = 1 + sampling.steps
+        self._counted = self._steps + min(_FOLLOWING, sampling.every - self._steps)
         self.interval = sampling.every
         self.windows = 0
         self.number = 0
         self.requests: deque[dict[str, Any]] = deque(maxlen=_LATEST_REQUESTS)
         self._requested = 0
         self._begin, self._next = -self._steps, 0
+        self._moves = False
         self._asked: str | None = None
         self._agreed: tuple[int, str] | None = None
         self._ask_after = 0.0
@@ -227,7 +244,8 @@ class SampledSteps:
         asked = self._due(number)
         if number >= self._next:
             # At multiples of the interval: on all ranks the same steps, also if one of them had a window out of turn.
-            self._begin = number - number % self.interval
+            # Where the cost moves the interval, windows at its multiples would be closer together than it.
+            self._begin = number if self._moves else number - number % self.interval
             self._next = self._begin + self.interval
         elif asked is not None:
             self._begin = number
@@ -259,7 +277,7 @@ class SampledSteps:
             return False
         if not self._begin + self._steps + _COMPARED + 1 < number < self._next - _COMPARED:
             return False
-        if self._sampling.slow_steps:
+        if self._judges:
             if self._judged <= 0 or duration > self._limit:
                 return False
             self._judged -= 1
@@ -281,31 +299,43 @@ class SampledSteps:
 
     def lasted(self, number: int, duration: int, *, recorded: bool, counted: bool) -> None:
         """See `StepPlan`."""
-        if recorded:
+        if recorded or self._of_window:
             self._of_window.append(duration)
-        elif self._of_window:
-            self._window_lasted([*self._of_window, duration])
+            if not recorded and len(self._of_window) >= self._counted:
+                self._window_lasted()
         else:
-            if self._sampling.slow_steps:
+            if self._judges:
                 self._judge(number, duration)
                 self._latest.append(duration)
             if counted:
                 self._plain.append(duration)
 
-    def _window_lasted(self, durations: list[int]) -> None:
-        """A window has ended; the last duration is of the first step after it."""
-        self._of_window = []
+    def _window_lasted(self) -> None:
+        """A window and the steps that follow it have ended."""
+        durations, self._of_window = self._of_window, []
         own = self._own()
         spent, self._own_before = own - self._own_before, own
         # The first window also has the start of the program.
-        if len(durations) != self._steps + 1 or len(self._plain) < PLAIN_STEPS or self.windows < 2:
+        if len(durations) != self._counted or len(self._plain) < PLAIN_STEPS or self.windows < 2:
             return
         plain = statistics.median(self._plain)
-        self._costs.append(max(0, sum(durations) - round(plain * len(durations))) + spent)
+        longer = sum(durations[: self._steps]) if self._spans else sum(durations) - round(plain * len(durations))
+        self._costs.append(longer + spent)
         if self._alone() and self._sampling.budget > 0 and plain > 0:
-            needed = math.ceil(statistics.median(self._costs) / (_AIM * self._sampling.budget * plain))
+            needed = math.ceil(self._most_cost() / (_AIM * self._sampling.budget * plain))
             self.interval = max(self._sampling.every, min(needed, math.ceil(_LONGEST_NS / plain)))
+            self._next, self._moves = self._begin + self.interval, True
+        elif self._moves:  # it has joined a job meanwhile
+            self.interval, self._moves = self._sampling.every, False
             self._next = (self._begin // self.interval + 1) * self.interval
+
+    def _most_cost(self) -> float:
+        """What a window costs, ns, at the upper end of the 95 % interval of the mean of the latest ones."""
+        most = _MOST_MEDIANS * statistics.median_low(map(abs, self._costs))
+        costs = [min(cost, most) for cost in self._costs]
+        if len(costs) < _FEW_WINDOWS:
+            return max(costs)
+        return statistics.fmean(costs) + _T95 * statistics.stdev(costs) / math.sqrt(len(costs))
 
     def _judge(self, number: int, duration: int) -> None:
         """Ask for a window if a plain step was slow."""
@@ -321,9 +351,9 @@ class SampledSteps:
             took = f"{duration / 1e6:.3f} ms"
             self.request(f"step {number} took {took}; the median of {len(self._latest)} before it is {self._usual}")
 
-    def again(self) -> StepPlan:
+    def again(self, kind: str) -> StepPlan:
         """See `StepPlan`."""
-        plan = SampledSteps(self._sampling, self._alone, self._share, self._own)
+        plan = SampledSteps(self._sampling, self._alone, self._share, self._own, spans=kind == TIME_SPAN)
         plan._own_before = self._own_before
         plan.windows, plan.requests, plan._requested = self.windows, self.requests, self._requested
         plan._asked, plan._agreed, plan._ask_after = self._asked, self._agreed, self._ask_after
@@ -332,7 +362,7 @@ class SampledSteps:
     def facts(self) -> dict[str, Any]:
         """The entry ``sampling`` of the description."""
         plain = statistics.median(self._plain) if self._plain else None
-        cost = statistics.median(self._costs) if self._costs and plain else None
+        cost = max(0.0, statistics.fmean(self._costs)) if self._costs and plain else None
         return {
             "every": self._sampling.every,
             "steps": self._sampling.steps,

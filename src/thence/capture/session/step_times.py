@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from thence.capture.session.step_plans import ScheduledSteps
+from thence.capture.session.step_plans import TIME_SPAN, ScheduledSteps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -179,14 +179,33 @@ class StepTimes:
 
     def _begin_kind(self, kind: str, number: int, border: _Border) -> int:
         """Begin to count steps anew; returns the number of the first one."""
-        if self._kind:
+        if self._kind or kind == TIME_SPAN:
             self.since = border.time
-            plan = self.plan.again()
+            plan = self.plan.again(kind)
             if plan is not self.plan:
                 self.plan = plan
                 number = 0 if kind != ANNOUNCED else number
         self._kind, self._switched = kind, -1
         return number
+
+    @property
+    def kind(self) -> str:
+        """The kind of the last step; empty as long as there was none."""
+        return self._kind
+
+    def silent_ns(self) -> int | None:
+        """Time since a step began; None as long as none has, and while one begins."""
+        border = self._border
+        return None if border is None else monotonic_ns() - border.moment
+
+    def longest_ns(self) -> int:
+        """Duration of the longest of the latest steps; 0 if there were none."""
+        return max(tuple(self._latest), default=0)
+
+    @property
+    def divisible(self) -> bool:
+        """Whether a step may begin on this thread between two instructions of it, wherever it is."""
+        return not (self._busy or _captures())
 
     def resume_if_overdue(self) -> None:
         """Let the recording go on if a window has not ended in time; called on the thread that writes.
@@ -196,11 +215,14 @@ class StepTimes:
         """
         if not self.plan.length or self._recording or self._thread != threading.main_thread().ident:
             return
-        longest = max(tuple(self._latest), default=0)
-        limit = max(_MIN_OVERDUE_NS, _OVERDUE * self.plan.length * longest)
+        limit = max(_MIN_OVERDUE_NS, _OVERDUE * self.plan.length * self.longest_ns())
         if monotonic_ns() - self._began_pause > limit:
             self._began_pause = monotonic_ns()  # asks again after this time
             call_on_main_thread(self._resume_now)
+
+    def forget(self) -> None:
+        """Handle that this is a forked child, in which nothing is recorded; without the lock, which nobody may hold."""
+        self._border = None
 
     def end(self) -> None:
         """Handle that the recording ends: no step begins any more, and the device is idle."""
@@ -251,7 +273,7 @@ class StepTimes:
             self.plan = ScheduledSteps(None)
 
     def _resume_now(self) -> None:
-        if self._busy or self._recording or not self.plan.length or _captures():
+        if not self.divisible or self._recording or not self.plan.length:
             return
         with self._lock:
             self._turn(self._number, sys._getframe(), on=True)  # noqa: SLF001
@@ -330,14 +352,16 @@ def _between(begin: _Border, end: _Border) -> int:
 
 def call_on_main_thread(function: Callable[[], None]) -> None:
     """Have the main thread call a function soon, between two instructions of its Python code."""
-
-    def call(_nothing: int) -> int:
-        function()
-        return 0
-
-    # Kept: the main thread may call it at any later time.
-    _KEPT.append(ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(call))
-    ctypes.pythonapi.Py_AddPendingCall(_KEPT[-1], None)
+    _to_call.append(function)
+    ctypes.pythonapi.Py_AddPendingCall(_call_next, None)
 
 
-_KEPT: list[Any] = []
+_to_call: deque[Callable[[], None]] = deque()
+
+
+def _call(_nothing: int) -> int:
+    _to_call.popleft()()
+    return 0
+
+
+_call_next = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_call)
