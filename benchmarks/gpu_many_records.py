@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 NODES, REPLAYS = 1000, 100
 EVERY, RING, RING_MEGABYTES = 4, 20, 64
-MOST_SECONDS = 110
+MAX_SECONDS = 110
 _LOOK_SECONDS = 0.1
 _ARENA_BYTES = 64 << 20
 """Where glibc begins the heap of a thread."""
@@ -66,7 +66,7 @@ def make_records(part: str, out: Path, millions: float) -> None:
         make_unread_records(step, millions)
         return
     with thence.record(out, options) as recording:
-        while launched < millions * 1e6 and time.monotonic() - began < MOST_SECONDS:
+        while launched < millions * 1e6 and time.monotonic() - began < MAX_SECONDS:
             recorded = recording._steps._recording  # noqa: SLF001 - it has no public name
             launched += NODES * REPLAYS * recorded
             steps += 1
@@ -109,7 +109,7 @@ def make_unread_records(step: Callable[[], None], millions: float) -> None:
     cupti.enable(layouts.KERNEL)
     threading.Thread(target=recycle, args=(buffers,), daemon=True).start()
     began = time.monotonic()
-    while launched < millions * 1e6 and time.monotonic() - began < MOST_SECONDS:
+    while launched < millions * 1e6 and time.monotonic() - began < MAX_SECONDS:
         step()
         launched += NODES * REPLAYS
     print(json.dumps({"before_mb": before, "launched": launched, "buffers": len(buffers._memory)}))  # noqa: SLF001

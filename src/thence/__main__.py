@@ -21,7 +21,7 @@ _READING = (
 )  # fmt: skip
 """Verbs that read their inputs in this process, as one trace."""
 _ENDINGS = (".json", ".json.gz")
-_LEAST_BYTES = 4 << 20
+_MIN_BYTES = 4 << 20
 """Smallest size on disk of a trace for which decoding processes may be worth starting."""
 _BETWEEN_COLLECTIONS = 100_000
 """Allocated objects between garbage collections. Modules, classes and columns are not garbage, and with Python's
@@ -69,7 +69,7 @@ def _large_trace(arguments: Sequence[str]) -> str | None:
     """The one large trace that a command line names; None if it names none or several."""
     if not arguments or (arguments[0] not in _READING and not arguments[0].endswith(_ENDINGS)):
         return None
-    large = [n for n in arguments if n.endswith(_ENDINGS) and _size(n) >= _LEAST_BYTES]
+    large = [n for n in arguments if n.endswith(_ENDINGS) and _size(n) >= _MIN_BYTES]
     if len(large) != 1:
         return None
     try:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def has_many_ranks(trace: Trace) -> bool:
     """Whether no ranks are selected and the trace holds more of them than a viewer shows well."""
-    return not trace.selection.ranks and len(trace.rank_numbers) > timeline_rows.MOST_IN_FULL
+    return not trace.selection.ranks and len(trace.rank_numbers) > timeline_rows.MAX_IN_FULL
 
 
 def folded_timeline(trace: Trace, lanes: Sequence[str] = (), clocks: str = "aligned") -> Timeline:
@@ -66,12 +66,12 @@ def folded_timeline(trace: Trace, lanes: Sequence[str] = (), clocks: str = "alig
 
 def _late(job: Job) -> dict[tuple[int, int], str]:
     """For each straggler, by rank and device, a text that says how late it is, and why."""
-    found = {}
+    late = {}
     for (row, sentence), why in zip(straggler_lines(job), job.reasons, strict=True):
         if row["straggler"]:
             causes = [
                 f"{cause} {share:.0%}: {where}" if where else f"{cause} {share:.0%}"
                 for cause, share, where in reason_rows(why).select("cause", "share", "where").iter_rows()
             ]
-            found[row["rank"], row["device"]] = printable(" ".join([sentence, *causes]))
-    return found
+            late[row["rank"], row["device"]] = printable(" ".join([sentence, *causes]))
+    return late

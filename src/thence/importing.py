@@ -127,7 +127,7 @@ class _Watcher:
         return no_longer
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, _target: object = None) -> ModuleSpec | None:
-        for complete in [one for one in tuple(self.after) if import_is_complete(one)]:
+        for complete in [imported for imported in tuple(self.after) if import_is_complete(imported)]:
             self._complete(complete)
         for function in tuple(self.before.get(name, ())):
             function()
@@ -195,7 +195,7 @@ def _take_modules(wanted: Callable[[str, ModuleType | None], bool]) -> dict[str,
     """Removes top-level modules and everything below them from ``sys.modules``, and returns them by name."""
     modules = dict(sys.modules)
     top = {name for name, module in modules.items() if "." not in name and wanted(name, module)}
-    taken = {name: one for name, one in modules.items() if top and name.partition(".")[0] in top}
+    taken = {name: loaded for name, loaded in modules.items() if top and name.partition(".")[0] in top}
     for name in taken:
         del sys.modules[name]
     return taken
@@ -220,8 +220,8 @@ def _is_found_elsewhere(name: str) -> bool:
     if spec is None or spec.origin in {None, "built-in", "frozen"}:
         return False
     # When Python starts, the folder of the script is not in sys.path yet; it becomes the first entry.
-    found = PathFinder.find_spec(name, [*_script_folders(), *sys.path])
-    return found is not None and found.origin != spec.origin
+    elsewhere = PathFinder.find_spec(name, [*_script_folders(), *sys.path])
+    return elsewhere is not None and elsewhere.origin != spec.origin
 
 
 def _is_library(folder: str) -> bool:

@@ -12,7 +12,7 @@ import polars as pl
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-_MOST = 4
+_MAX_THREADS = 4
 """Most threads at once: each needs memory of its own, and more threads gain little."""
 
 MIN_ROWS = 10_000
@@ -37,7 +37,7 @@ def in_threads(function: Callable[[Item], Result], items: Iterable[Item], rows: 
     every = list(items)
     if rows < MIN_ROWS:
         return [function(item) for item in every]
-    threads = min(pl.thread_pool_size(), len(every), _MOST)
+    threads = min(pl.thread_pool_size(), len(every), _MAX_THREADS)
     if threads < 2:
         return [function(item) for item in every]
     with ThreadPoolExecutor(threads) as pool:
@@ -46,7 +46,7 @@ def in_threads(function: Callable[[Item], Result], items: Iterable[Item], rows: 
         except RuntimeError:  # no thread could be started
             pool.shutdown(cancel_futures=True)
             return [function(item) for item in every]
-        return [one.result() for one in later]
+        return [future.result() for future in later]
 
 
 def give_back_memory() -> None:

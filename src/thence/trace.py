@@ -346,8 +346,8 @@ class Trace:
             MissingData: the trace holds no device activity.
         """
         if by not in self._reports:
-            found = replace(summary.summarize(self.tables, by), soundness=self._soundness)
-            self._reports[by] = self._answer(found)
+            answer = replace(summary.summarize(self.tables, by), soundness=self._soundness)
+            self._reports[by] = self._answer(answer)
         return self._reports[by]
 
     def report_and_headline(self, by: By = "kernel") -> tuple[Summary, Headline]:
@@ -542,8 +542,8 @@ class Trace:
         """
         given = groups or {}
         patterns = given if isinstance(given, kernel_groups.Patterns) else kernel_groups.Patterns(tuple(given.items()))
-        found = streams.streams(self.tables, patterns)
-        return self._answer(replace(found, checks=found.check(*expect)))
+        answer = streams.streams(self.tables, patterns)
+        return self._answer(replace(answer, checks=answer.check(*expect)))
 
     def compile(self, autotuning: str = "block") -> Compilation:
         """Wall time of compilation by phase.
@@ -587,7 +587,7 @@ class Trace:
         fields: dict[str, Callable[[], Any]] = {
             "headline": lambda: self.headline,
             "whole": lambda: summary.totals_of(self.tables),
-            "summaries": lambda: {by: found for by, found in parts.items() if found is not None},
+            "summaries": lambda: {by: part for by, part in parts.items() if part is not None},
             "steps": lambda: result_or_reason(self._steps_over_time),
             "job": lambda: result_or_reason(self.ranks) if self._quick_late.reason else self._named,
             "timeline": lambda: activity_timeline.activity_timeline(
@@ -636,9 +636,9 @@ class Trace:
             warnings=meta.warnings,
         )
 
-    def _answer(self, found: _Answer) -> _Answer:
+    def _answer(self, result: _Answer) -> _Answer:
         """The result of an analysis with the caveats of this trace, checked."""
-        answer = replace(found, caveats=self._caveats)
+        answer = replace(result, caveats=self._caveats)
         answer.self_check()
         return answer
 
@@ -719,26 +719,27 @@ class Trace:
         """
         shown = self.typical
         tables = shown.tables  # before the report, which of a store would read each rank's once more
-        found, headline = both(
+        causes, headline = both(
             lambda: shown.report(by or shown.default_kind), lambda: self.headline, self._rows_at_once
         )
         return first_screens.first_screen(
             tables,
             headline,
-            found,
+            causes,
             shown.quick_idle,
             whole=None if shown is self else summary.totals_of(self.tables),
-            next_steps=next_steps.next_steps(self.tables, self.headline, found, self._replays),
-            advice=tuple(next_steps.advice(self.tables, found)),
+            next_steps=next_steps.next_steps(self.tables, self.headline, causes, self._replays),
+            advice=tuple(next_steps.advice(self.tables, causes)),
         )
 
     def _replays(self) -> bool:
         """Whether `whatif` can replay the trace, and predicts changes of most of its work."""
         if prediction.missing_calls(self.whole):
             return False
-        found = prediction.health(self.whole, self._program)
+        health = prediction.health(self.whole, self._program)
         return (
-            found.unexplained <= thresholds.MAX_UNEXPLAINED_SHARE and found.opaque <= thresholds.MAX_WITHOUT_EDGES_SHARE
+            health.unexplained <= thresholds.MAX_UNEXPLAINED_SHARE
+            and health.opaque <= thresholds.MAX_WITHOUT_EDGES_SHARE
         )
 
     def explain(self) -> Explanation:
@@ -794,10 +795,10 @@ class Trace:
 
     def _named_ranks(self) -> Job:
         """Late ranks, with the reasons if any is named; raises `MissingData` if they cannot be looked for."""
-        found = self._quick_late
-        if found.result is None:
-            raise MissingData(found.reason or "the trace holds no collectives in which devices could wait for another")
-        return found.result if found.result.stragglers.is_empty() else self.ranks()
+        late = self._quick_late
+        if late.result is None:
+            raise MissingData(late.reason or "the trace holds no collectives in which devices could wait for another")
+        return late.result if late.result.stragglers.is_empty() else self.ranks()
 
     def _suggested_gains(self) -> WhatIf:
         """The changes with the largest gain, without the critical path; raises `MissingData` if none is predicted."""
@@ -896,8 +897,8 @@ class Trace:
             "free": free, "scale": scale, "at-roofline": at_roofline, "no-wait": no_wait, "on-time": on_time
         }  # fmt: skip
         parsed = [changes.parse_change(action, text) for action, texts in asked.items() for text in texts]
-        found = whatif_answer.what_if(self.whole, self._program, parsed)
-        return self._answer(replace(found, path=self._path_summary))
+        answer = whatif_answer.what_if(self.whole, self._program, parsed)
+        return self._answer(replace(answer, path=self._path_summary))
 
     @cached_property
     def _path_summary(self) -> pl.DataFrame:
@@ -924,8 +925,8 @@ class Trace:
         """Clock alignment and collective instances of the whole trace; None for both if it has a single rank."""
         if len(self.whole.ranks) < 2:
             return None, None
-        found = instances.collective_instances(self.whole)
-        return clock_sync.align_clocks(self.whole, found), found
+        every = instances.collective_instances(self.whole)
+        return clock_sync.align_clocks(self.whole, every), every
 
     @cached_property
     def _waited(self) -> pl.DataFrame | None:
@@ -1030,9 +1031,9 @@ class Trace:
 
         To compare several runs on each side, pass their samples to `thence.analysis.diff.answer`.
         """
-        found = compare.compare([self.sample()], [after.sample()])
-        found.self_check()
-        return found
+        answer = compare.compare([self.sample()], [after.sample()])
+        answer.self_check()
+        return answer
 
     def sql(self, query: str) -> pl.DataFrame:
         """Runs an SQL query over the tables of the trace.

@@ -92,7 +92,7 @@ def format_ranges(ranges: Sequence[range], most: int = 8) -> str:
 
 def ranges_of(numbers: Sequence[int]) -> list[range]:
     """Ascending whole numbers as ranges without gaps."""
-    edges = [at for at in range(1, len(numbers)) if numbers[at] != numbers[at - 1] + 1]
+    edges = [number for number in range(1, len(numbers)) if numbers[number] != numbers[number - 1] + 1]
     cuts = [0, *edges, len(numbers)] if numbers else []
     return [range(numbers[low], numbers[high - 1] + 1) for low, high in pairwise(cuts)]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BEGAN = 10**6
-MOST_BYTES = 9 << 28
+MAX_BYTES = 9 << 28
 """Of addresses, which are more than what is in use: Python and Polars alone reserve 1 GiB.
 
 The paths of `DEEP` levels as text alone are more than the rest, as is a number of eight bytes for each level of each.
@@ -79,13 +79,13 @@ def never_closed(folder: Path, depth: int, metadata: str | None = None) -> Path:
 
 
 def limited(script: str, *arguments: Path) -> str:
-    """What a script prints that may not have more than `MOST_BYTES` of memory."""
+    """What a script prints that may not have more than `MAX_BYTES` of memory."""
     done = subprocess.run(
         [sys.executable, "-c", script, *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,
-        preexec_fn=functools.partial(resource.setrlimit, resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES)),
+        preexec_fn=functools.partial(resource.setrlimit, resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES)),
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -7,8 +7,8 @@
     python tests/fuzz/run.py --add LOG...                       one table of what several runs with --minutes printed
 
 Every case is told by format, seed and number, and with a corpus by the dice of its generations. It fails where thence
-ends in anything but a result or one sentence, takes longer than `MOST_SECONDS` of CPU time, or more memory than
-`MOST_BYTES` beside what it had before. Inputs that fail are kept in --keep, beside the smallest that fails alike.
+ends in anything but a result or one sentence, takes longer than `MAX_SECONDS` of CPU time, or more memory than
+`MAX_BYTES` beside what it had before. Inputs that fail are kept in --keep, beside the smallest that fails alike.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from untried_tables import PassingChild
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MOST_SECONDS = 20
+MAX_SECONDS = 20
 CASES, LONG_CASES = 200, 1000
 """Of a batch; with --minutes, where the start of a process is to cost little."""
 CHECKED = 0.25
@@ -61,7 +61,7 @@ WAIT = 15
 """So many times that long may a case take by the clock."""
 INSIDE = ("inside", "mosaic", "flashinfer", "proton")
 """Formats that `thence inside` alone reads."""
-MOST_BYTES = 1 << 30
+MAX_BYTES = 1 << 30
 
 
 class Failure(Exception):
@@ -94,16 +94,16 @@ def limited() -> Iterator[None]:
     timers = ((signal.SIGPROF, signal.ITIMER_PROF, 1), (signal.SIGALRM, signal.ITIMER_REAL, WAIT))
     before = {number: signal.signal(number, stop) for number, _, _ in timers}
     for _, timer, times in timers:
-        signal.setitimer(timer, times * MOST_SECONDS)
+        signal.setitimer(timer, times * MAX_SECONDS)
     # Handlers wait for the interpreter; these two end a process that hangs in native code.
     used = resource.getrusage(resource.RUSAGE_SELF)
-    most = int(used.ru_utime + used.ru_stime) + 3 * MOST_SECONDS
+    most = int(used.ru_utime + used.ru_stime) + 3 * MAX_SECONDS
     resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
-    faulthandler.dump_traceback_later((WAIT + 1) * MOST_SECONDS, exit=True)
+    faulthandler.dump_traceback_later((WAIT + 1) * MAX_SECONDS, exit=True)
     try:
         yield
     except TooLong:
-        raise Failure(f"took longer than {MOST_SECONDS} s\n{traceback.format_exc()}") from None
+        raise Failure(f"took longer than {MAX_SECONDS} s\n{traceback.format_exc()}") from None
     finally:
         faulthandler.cancel_dump_traceback_later()
         resource.setrlimit(resource.RLIMIT_CPU, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
@@ -264,13 +264,13 @@ def run(of: Format, cases: range, options: argparse.Namespace) -> int:
 
 
 def _limit_memory() -> None:
-    """Limits this process to what it has, and `MOST_BYTES`.
+    """Limits this process to what it has, and `MAX_BYTES`.
 
     For each case anew: allocators keep address space that an earlier case was given and did not use.
     """
     pages = int(Path("/proc/self/statm").read_text().split()[0]) if sys.platform == "linux" else 0
     if pages:
-        most = pages * resource.getpagesize() + MOST_BYTES
+        most = pages * resource.getpagesize() + MAX_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
 
 

@@ -40,7 +40,7 @@ def measure_cost(out: Path) -> dict[str, Any]:
     import thence
     from memory_peaks import Training
     from thence.capture.cuda.layouts import MEMORY2
-    from thence.capture.torch.memory_history import MOST_ENTRIES
+    from thence.capture.torch.memory_history import MAX_ENTRIES
 
     history = torch.cuda.memory._record_memory_history
     step = Training()
@@ -53,7 +53,7 @@ def measure_cost(out: Path) -> dict[str, Any]:
             order = ("without", "with") if number % 2 else ("with", "without")
             for way in order:
                 if way == "with":
-                    history(enabled="all", context=None, stacks="python", max_entries=MOST_ENTRIES)
+                    history(enabled="all", context=None, stacks="python", max_entries=MAX_ENTRIES)
                     cupti.enable(MEMORY2)
                 else:
                     history(enabled=None)

@@ -126,7 +126,7 @@ def test_late_ranks_are_found_from_summaries_as_from_files(
 def test_a_page_of_many_ranks_reads_the_tables_of_two(
     job: Path, files: thence.Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timeline_rows, "MOST_IN_FULL", 2)
+    monkeypatch.setattr(timeline_rows, "MAX_IN_FULL", 2)
     read: list[str] = []
     original = reading.rows_of
     monkeypatch.setattr(reading, "rows_of", lambda path, new: read.append(path.name) or original(path, new))

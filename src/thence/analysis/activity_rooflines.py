@@ -62,15 +62,15 @@ def known_peaks(trace: Attributed, given: Peaks | None) -> dict[tuple[int, int],
     names = _names_of_devices(trace)
     if given is not None:
         return dict.fromkeys(names, given)
-    found = _peaks_by_name(names)
-    if not found:
+    named = _peaks_by_name(names)
+    if not named:
         unknown = sorted({name or "a device without a name" for name in names.values()})
         raise MissingData(
             f"{trace.meta.named}: the peaks of {', '.join(unknown)} are not known; "
             "--peak bfloat16=989 --bandwidth 3350 states them (TFLOP/s without sparsity, and GB/s), and "
             "thence roofline --measure-peaks measures them"
         )
-    return found
+    return named
 
 
 def attainable_peaks(trace: Attributed) -> dict[tuple[int, int], Peaks]:
@@ -82,9 +82,9 @@ def attainable_peaks(trace: Attributed) -> dict[tuple[int, int], Peaks]:
     result = {}
     for device in trace.meta.devices:
         name = device.name or ""
-        found = [peaks for kept in measured if (peaks := measured_peaks_of(name, kept)) is not None]
+        every = [peaks for kept in measured if (peaks := measured_peaks_of(name, kept)) is not None]
         at_clock = None if device.clock_mhz is None else peaks_at_clock(name, device.clock_mhz)
-        peaks = found[0] if found else at_clock
+        peaks = every[0] if every else at_clock
         if peaks is not None:
             result[device.rank, device.device] = peaks
     return result
@@ -271,9 +271,9 @@ def _bound(ideal: pl.Expr) -> pl.Expr:
 def _ceilings(peaks: Mapping[tuple[int, int], Peaks]) -> pl.DataFrame:
     """A row for each device: its TFLOP/s by data type, and its GB/s."""
     rows = [
-        {"rank": rank, "device": device, "gbps": found.gbps, "cache": found.cache_bytes, "gpu_link": found.gpu_link,
-         "host_link": found.host_link, **{f"peak_{dtype}": found.tflops.get(dtype) for dtype in DTYPES}}
-        for (rank, device), found in peaks.items()
+        {"rank": rank, "device": device, "gbps": most.gbps, "cache": most.cache_bytes, "gpu_link": most.gpu_link,
+         "host_link": most.host_link, **{f"peak_{dtype}": most.tflops.get(dtype) for dtype in DTYPES}}
+        for (rank, device), most in peaks.items()
     ]  # fmt: skip
     numbers = ("gbps", "cache", "gpu_link", "host_link", *(f"peak_{dtype}" for dtype in DTYPES))
     return pl.DataFrame(rows, {"rank": pl.Int32(), "device": pl.Int32(), **dict.fromkeys(numbers, pl.Float64())})

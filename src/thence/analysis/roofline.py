@@ -390,8 +390,8 @@ def _wide_ns(trace: Attributed, activities: pl.DataFrame, peaks: Mapping[tuple[i
     ]
     named = pl.when(pl.lit(matching(trace.gpu["name"], _PRODUCT))).then(pl.lit(data_types(trace).cast(pl.String)))
     product = pl.when(pl.col("flop").is_not_null()).then("dtype").otherwise(named)
-    found = activities.select("duration", dtype=product).filter(pl.col("dtype").is_in(slower))
-    summed_ns = found.group_by("dtype").agg(pl.col("duration").sum())
+    slow = activities.select("duration", dtype=product).filter(pl.col("dtype").is_in(slower))
+    summed_ns = slow.group_by("dtype").agg(pl.col("duration").sum())
     return dict(summed_ns.sort("duration", "dtype", descending=[True, False]).rows())
 
 
@@ -406,7 +406,7 @@ def _clocks(trace: Attributed) -> pl.DataFrame:
 
 
 def _by_device(peaks: Mapping[tuple[int, int], Peaks]) -> tuple[tuple[int, int, Peaks], ...]:
-    return tuple((rank, device, found) for (rank, device), found in sorted(peaks.items()))
+    return tuple((rank, device, known) for (rank, device), known in sorted(peaks.items()))
 
 
 def shared_among_places(parts: pl.DataFrame, activities: pl.DataFrame) -> pl.DataFrame:
@@ -479,9 +479,9 @@ def summed(groups: Any) -> pl.DataFrame:
     """The rows of `Roofline.rows`, without share, of groups of what `shared_among_places` returns."""
     known, time = pl.col("reason").is_null(), pl.col("part")
     both = pl.col("flop").is_not_null() & pl.col("bytes").is_not_null()
-    one = {name: pl.when(pl.col(name).min() == pl.col(name).max()).then(pl.col(name).first()) for name in _OF_GPU}
+    constants = {name: pl.when(pl.col(name).min() == pl.col(name).max()).then(pl.col(name).first()) for name in _OF_GPU}
     frame: pl.DataFrame = groups.agg(
-        **one,
+        **constants,
         count=pl.len(),
         total_ns=time.sum(),
         modelled_ns=time.filter(known).sum(),

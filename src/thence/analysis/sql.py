@@ -110,9 +110,9 @@ def check_query(query: str) -> None:
     """
     if len(query) > _MAX_QUERY_LENGTH:
         raise UsageError(f"the query has over {_MAX_QUERY_LENGTH:,} characters")
-    if found := _READERS.search(query):
+    if match := _READERS.search(query):
         raise UsageError(
-            f"the query names {found[0].rstrip(' (')}; a query can read only the tables of the trace, no files"
+            f"the query names {match[0].rstrip(' (')}; a query can read only the tables of the trace, no files"
         )
     if not _QUERIES.match(query):
         raise UsageError("the query must begin with SELECT, WITH, FROM, VALUES, EXPLAIN or SHOW")
@@ -121,13 +121,13 @@ def check_query(query: str) -> None:
 def _explained(error: BaseException) -> str:
     """The error as one line; if a table or column does not exist, with the tables or a similar column name."""
     text = _one_line(error)
-    if found := _NO_TABLE.search(text):
-        return f"there is no table {found[1]}; the tables are {', '.join(TABLES)}"
-    if found := _NO_COLUMN.search(str(error)):
-        columns = re.findall(r'"([^"]+)"', found[2])
-        like = difflib.get_close_matches(found[1], columns, 1)
+    if match := _NO_TABLE.search(text):
+        return f"there is no table {match[1]}; the tables are {', '.join(TABLES)}"
+    if match := _NO_COLUMN.search(str(error)):
+        columns = re.findall(r'"([^"]+)"', match[2])
+        like = difflib.get_close_matches(match[1], columns, 1)
         meant = f", did you mean {like[0]}" if like else ""
-        return f"there is no column {found[1]}{meant}; thence sql --tables lists all columns"
+        return f"there is no column {match[1]}{meant}; thence sql --tables lists all columns"
     return text
 
 

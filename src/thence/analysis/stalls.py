@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from thence.model.attributed import Attributed
 
-_REASONS_SHOWN, _LEAST_SHOWN = 3, 0.1
+_REASONS_SHOWN, _MIN_SHOWN = 3, 0.1
 """Reasons of a line that are shown, and the smallest share of its samples that those after the first have."""
 _LINES_SHOWN = 20
 _LACKING = "the trace holds no samples of program counters: thence record --stalls takes them"
@@ -63,8 +63,8 @@ class Stalls(Answer):
             pl.col("samples").sum(), reasons=pl.struct("reason", part=of_reason).head(_REASONS_SHOWN)
         )
         lines = with_share(lines, self.samples).sort("samples", *keys, descending=[True, False, False, False])
-        found = lines.select("file", "line").rows()
-        places = [f"{PurePath(file).name}:{line}" if file else "-" for file, line in found]
+        file_lines = lines.select("file", "line").rows()
+        places = [f"{PurePath(file).name}:{line}" if file else "-" for file, line in file_lines]
         words = [_in_words(reasons) for reasons in lines["reasons"].to_list()]
         return lines.select(
             pl.col("kernel").replace_strict(short_names(lines["kernel"].unique()), return_dtype=pl.String),
@@ -117,8 +117,10 @@ class Stalls(Answer):
 
 def _in_words(reasons: Sequence[Mapping[str, Any]]) -> str:
     """The main reasons of a line, and their shares of its samples."""
-    shown = [reason for at, reason in enumerate(reasons) if not at or reason["part"] >= _LEAST_SHOWN]
-    return ", ".join(f"{STALL_REASONS.get(one['reason'], one['reason'])} {100 * one['part']:.0f} %" for one in shown)
+    shown = [reason for number, reason in enumerate(reasons) if not number or reason["part"] >= _MIN_SHOWN]
+    return ", ".join(
+        f"{STALL_REASONS.get(item['reason'], item['reason'])} {100 * item['part']:.0f} %" for item in shown
+    )
 
 
 def stalls(trace: Attributed) -> Stalls:

@@ -76,8 +76,8 @@ class Concurrency:
 
     def lines(self) -> Iterator[str]:
         """Lines about the concurrency on the device."""
-        one, two, *more = (*self.busy_streams_ns, 0, 0)
-        times = (("1 stream", one), ("2 streams", two), ("3 or more", sum(more)))
+        one_stream, two_streams, *more = (*self.busy_streams_ns, 0, 0)
+        times = (("1 stream", one_stream), ("2 streams", two_streams), ("3 or more", sum(more)))
         shares = [f"{name} {format_ns(ns)} ({format_share(ns, self.busy_ns)})" for name, ns in times if ns]
         where = f"rank {self.rank} GPU {self.device}"
         yield f"{where}: busy {format_ns(self.busy_ns)}{': ' if shares else ''}{', '.join(shares)}"
@@ -97,10 +97,10 @@ class Concurrency:
 
     def to_json(self) -> dict[str, Any]:
         """The concurrency of the device as JSON values."""
-        one, two, *more = (*self.busy_streams_ns, 0, 0)
+        one_stream, two_streams, *more = (*self.busy_streams_ns, 0, 0)
         return {
             "busy_ns": self.busy_ns,
-            "busy_streams_ns": {"1": one, "2": two, "3+": sum(more)} if self.busy_streams_ns else None,
+            "busy_streams_ns": {"1": one_stream, "2": two_streams, "3+": sum(more)} if self.busy_streams_ns else None,
             "overlap_ns": {a: dict(row) for a, row in self.overlap_ns.items()},
             "communication": {
                 "busy_ns": self.communication_ns,
@@ -202,8 +202,8 @@ class Streams(Answer):
         """The streams and the checked expectations as JSON values."""
         place = ("rank", "device", "stream")
         counted: dict[tuple[Any, ...], dict[str, dict[str, int]]] = {}
-        for *of, group, count, total in self.rows.select(*place, "group", "count", "total_ns").iter_rows():
-            counted.setdefault(tuple(of), {})[group] = {"count": count, "total_ns": total}
+        for *lane, group, count, total in self.rows.select(*place, "group", "count", "total_ns").iter_rows():
+            counted.setdefault(tuple(lane), {})[group] = {"count": count, "total_ns": total}
         lanes: dict[tuple[int, int], list[dict[str, Any]]] = {}
         for rank, device, stream, busy, concurrent in self.streams.iter_rows():
             lanes.setdefault((rank, device), []).append(
@@ -215,8 +215,8 @@ class Streams(Answer):
                 }
             )
         devices = [
-            {"rank": of.rank, "device": of.device, "streams": lanes[of.rank, of.device]} | of.to_json()
-            for of in self.concurrency
+            {"rank": lane.rank, "device": lane.device, "streams": lanes[lane.rank, lane.device]} | lane.to_json()
+            for lane in self.concurrency
         ]
         return {
             "inputs": list(self.meta.inputs),
@@ -368,12 +368,12 @@ class _Lanes:
         all_of = self.timeline
         of_group = {int(g): group == g for g in np.unique(group)}
         joined = {g: union(all_of.start[m], all_of.end[m]) for g, m in of_group.items()}
-        found = [(np.empty(0, np.int64), "", "", np.empty(0, np.int64))]
+        overlaps = [(np.empty(0, np.int64), "", "", np.empty(0, np.int64))]
 
         def note(a: int, b: int, time: Int64, lengths: Int64) -> None:
             totals = all_of.sums(time, lengths)
             devices = np.flatnonzero(totals)
-            found.extend((devices, names[a], names[b], totals[devices]) for a, b in {(a, b), (b, a)})
+            overlaps.extend((devices, names[a], names[b], totals[devices]) for a, b in {(a, b), (b, a)})
 
         for a, (begins, ends) in joined.items():
             mine = of_group[a]
@@ -385,12 +385,12 @@ class _Lanes:
                 if b > a:
                     note(a, b, begins, covered_lengths(begins, ends, *theirs))
         order = {name: i for i, name in enumerate(names)}
-        found.sort(key=lambda pair: (order.get(pair[1], -1), order.get(pair[2], -1)))
+        overlaps.sort(key=lambda pair: (order.get(pair[1], -1), order.get(pair[2], -1)))
         pairs = pl.concat(
             pl.DataFrame({"number": devices, "ns": ns}).select(
                 "number", pl.struct(pl.lit(a).alias("a"), pl.lit(b).alias("b"), "ns").alias("overlaps")
             )
-            for devices, a, b, ns in found
+            for devices, a, b, ns in overlaps
         ).sort("number", maintain_order=True)
         return _lists(pairs["number"].to_numpy(), overlaps=pairs["overlaps"])
 

@@ -26,7 +26,7 @@ _ITERATIONS = 60
 _DEGREES = np.geomspace(1.0, 200.0, 80)
 """Degrees of freedom at which quantiles are computed. Between them, quantiles are interpolated in 1 / df; beyond the
 last, between it and the normal distribution at 1 / df = 0."""
-_LEAST = 1e-300
+_SMALLEST = 1e-300
 
 
 def two_sided(t: Float64, df: Float64) -> Float64:
@@ -38,8 +38,8 @@ def two_sided(t: Float64, df: Float64) -> Float64:
     """
     t, df = np.broadcast_arrays(np.asarray(t, np.float64), np.asarray(df, np.float64))
     squared = np.square(np.where(np.isfinite(t), t, 0.0))
-    found = beta_share(df / (df + squared), df / 2, np.full(df.shape, 0.5))
-    return np.where(np.isfinite(t), found, 0.0)
+    share = beta_share(df / (df + squared), df / 2, np.full(df.shape, 0.5))
+    return np.where(np.isfinite(t), share, 0.0)
 
 
 def quantile(probability: float, df: Float64) -> Float64:
@@ -50,8 +50,8 @@ def quantile(probability: float, df: Float64) -> Float64:
         df: degrees of freedom, any shape; below 1 counts as 1.
     """
     inverse, logarithms = _quantiles(probability)
-    found: Float64 = np.exp(np.interp(1 / np.maximum(df, 1.0), inverse, logarithms))
-    return found
+    result: Float64 = np.exp(np.interp(1 / np.maximum(df, 1.0), inverse, logarithms))
+    return result
 
 
 @lru_cache(maxsize=64)
@@ -62,21 +62,21 @@ def _quantiles(probability: float) -> tuple[Float64, Float64]:
     low = np.full(len(_DEGREES), np.log(normal))
     high = np.full(len(_DEGREES), -np.log(np.tan(np.pi * probability / 2)))
     scale = _log_beta(_DEGREES / 2, np.full(len(_DEGREES), 0.5)) + np.log(_DEGREES) / 2
-    found = (low + high) / 2
+    middle = (low + high) / 2
     for _ in range(_ITERATIONS):
-        beyond = two_sided(np.exp(found), _DEGREES)
-        low, high = (np.where(beyond > probability, found, low), np.where(beyond > probability, high, found))
+        beyond = two_sided(np.exp(middle), _DEGREES)
+        low, high = (np.where(beyond > probability, middle, low), np.where(beyond > probability, high, middle))
         # Newton's method for log(tail) as a function of log(t); bisection where it would leave the bounds.
-        density = -scale - (_DEGREES + 1) / 2 * np.log1p(np.exp(2 * found) / _DEGREES)
-        slope = -2 * np.exp(found + density) / np.maximum(beyond, _LEAST)
+        density = -scale - (_DEGREES + 1) / 2 * np.log1p(np.exp(2 * middle) / _DEGREES)
+        slope = -2 * np.exp(middle + density) / np.maximum(beyond, _SMALLEST)
         slope = np.minimum(slope, -1e-6)
-        step = found - np.log(np.maximum(beyond, _LEAST) / probability) / slope
+        step = middle - np.log(np.maximum(beyond, _SMALLEST) / probability) / slope
         halves = ~((step >= low) & (step <= high))
-        before, found = found, np.where(halves, (low + high) / 2, step)
-        if np.abs(found - before).max() < 1e-9:
+        before, middle = middle, np.where(halves, (low + high) / 2, step)
+        if np.abs(middle - before).max() < 1e-9:
             break
     inverse = np.concatenate([[0.0], 1 / _DEGREES[::-1]])
-    return inverse, np.concatenate([[np.log(normal)], found[::-1]])
+    return inverse, np.concatenate([[np.log(normal)], middle[::-1]])
 
 
 def beta_share(x: Float64, a: Float64, b: Float64) -> Float64:
@@ -90,7 +90,7 @@ def beta_share(x: Float64, a: Float64, b: Float64) -> Float64:
     swapped = x > (a + 1) / (a + b + 2)
     near = np.where(swapped, 1 - x, x)
     first, second = np.where(swapped, b, a), np.where(swapped, a, b)
-    inside = np.clip(near, _LEAST, 1 - 1e-16)
+    inside = np.clip(near, _SMALLEST, 1 - 1e-16)
     scale = np.exp(first * np.log(inside) + second * np.log1p(-inside) - _log_beta(first, second)) / first
     part = np.where(near <= 0, 0.0, scale / _fraction(inside, first, second))
     return np.clip(np.where(swapped, 1 - part, part), 0.0, 1.0)
@@ -114,9 +114,9 @@ def _fraction(x: Float64, a: Float64, b: Float64) -> Float64:
         else:
             step = half * (b - half) * x / ((a + 2 * half - 1) * (a + 2 * half))
         below = 1 + step * below
-        below = 1 / np.where(np.abs(below) < _LEAST, _LEAST, below)
+        below = 1 / np.where(np.abs(below) < _SMALLEST, _SMALLEST, below)
         above = 1 + step / above
-        above = np.where(np.abs(above) < _LEAST, _LEAST, above)
+        above = np.where(np.abs(above) < _SMALLEST, _SMALLEST, above)
         value = value * above * below
         if np.abs(above * below - 1).max(initial=0.0) < _CLOSE:
             break

@@ -48,7 +48,7 @@ def with_inspector_records(tables: Tables, collectives: pl.DataFrame) -> tuple[p
         tables: of the trace, with the records.
         collectives: every described kernel, in the columns of `COLLECTIVES`.
     """
-    found, used, reasons = [], [], dict[str, None]()
+    joined, used, reasons = [], [], dict[str, None]()
     kernels = 0
     nccl = _kernels(tables)
     of_process = tables.host.group_by("process").agg(pl.col("rank").unique())
@@ -65,8 +65,8 @@ def with_inspector_records(tables: Tables, collectives: pl.DataFrame) -> tuple[p
         if epoch is None:
             reasons["the trace does not state the Unix time of its clock"] = None
         else:
-            found.append(_facts(record, ours, epoch))
-    facts = _agreed(found)
+            joined.append(_facts(record, ours, epoch))
+    facts = _agreed(joined)
     if not used:
         return collectives, []
     why = f"; {listed(list(reasons), _LISTED)}" if reasons else ""
@@ -121,11 +121,11 @@ def _none() -> pl.DataFrame:
     return COLLECTIVES.empty().select(*_FACTS, "gpu")
 
 
-def _agreed(found: list[pl.DataFrame]) -> pl.DataFrame:
+def _agreed(joined: list[pl.DataFrame]) -> pl.DataFrame:
     """One row for each kernel of which all records say the same."""
     schema = _none().schema
-    every = pl.concat([_none(), *(part.select(pl.col(n).cast(t) for n, t in schema.items()) for part in found)])
-    one = every.group_by("gpu", maintain_order=True).agg(
+    every = pl.concat([_none(), *(part.select(pl.col(n).cast(t) for n, t in schema.items()) for part in joined)])
+    by_activity = every.group_by("gpu", maintain_order=True).agg(
         pl.struct(_FACTS).n_unique().alias("said"), *map(pl.first, _FACTS)
     )
-    return one.filter(pl.col("said") == 1).drop("said")
+    return by_activity.filter(pl.col("said") == 1).drop("said")

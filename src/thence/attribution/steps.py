@@ -79,9 +79,9 @@ def with_counting_ranges(tables: Tables, host: HostRows) -> tuple[Tables, pl.Dat
         tables: of the trace.
         host: the host table with the launches of the activities.
     """
-    if host.of("step").any() or (found := _ranges(tables, host)) is None:
+    if host.of("step").any() or (ranges := _ranges(tables, host)) is None:
         return tables, None
-    rows, steps = found
+    rows, steps = ranges
     counting = np.zeros(tables.host.height, np.bool_)
     counting[rows] = True
     category = tables.host["category"]

@@ -116,5 +116,5 @@ def _written(trace: Trace, inputs: str, most: int, form: str, width: int | None)
     from thence.writers.text.explanation import explanation_text
 
     with working("explaining"):
-        found = replace(trace.explain(), inputs=inputs)
-        return explanation_text(found, form, most, SCHEMAS["explain"], width)
+        explanation = replace(trace.explain(), inputs=inputs)
+        return explanation_text(explanation, form, most, SCHEMAS["explain"], width)

@@ -131,15 +131,15 @@ def _runs(inputs: Inputs, paths: Mapping[str, str], keep: str | None) -> tuple[l
         say(text)
     settings = (*inputs.own, str(inputs.run), str(inputs.add))
     unreadable = []
-    found: dict[str, RunSummary] = {}
+    wanted: dict[str, RunSummary] = {}
     for path, name in paths.items():
         key = key_of(path, settings)
         try:
-            found[key] = kept[key] if key in kept else _read(inputs, path, name)
+            wanted[key] = kept[key] if key in kept else _read(inputs, path, name)
         except ThenceError as error:
             unreadable.append(LeftOut(name, "unreadable", str(error)))
-    again = {run.conditions.identity for run in found.values()}
-    runs = {key: run for key, run in kept.items() if key in found or run.conditions.identity not in again} | found
+    again = {run.conditions.identity for run in wanted.values()}
+    runs = {key: run for key, run in kept.items() if key in wanted or run.conditions.identity not in again} | wanted
     if keep is not None and runs.keys() != kept.keys():
         write_kept(Path(keep), runs)
     return [*runs.values()], unreadable

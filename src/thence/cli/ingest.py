@@ -90,7 +90,7 @@ def command(
         print_json(done.to_json())
     else:
         _show(done, store)
-    return 1 if any(one.why in BAD for one in done.manifest.left) else 0
+    return 1 if any(rejected.why in BAD for rejected in done.manifest.left) else 0
 
 
 def _workers(processes: int | None, address: str | None) -> Workers:

@@ -190,8 +190,8 @@ class Inputs:
         before = _common_start(self.paths)
         after = _common_start([path[len(before) :][::-1] for path in self.paths])[::-1]
         one_folder = len({*map(os.path.dirname, self.paths)}) == 1
-        found = glob(f"{before}*{after}") if one_folder else []  # noqa: PTH207 - as a shell finds them
-        if sorted(found) == sorted(self.paths):
+        matches = glob(f"{before}*{after}") if one_folder else []  # noqa: PTH207 - as a shell finds them
+        if sorted(matches) == sorted(self.paths):
             return f"{shlex.quote(before) if before else ''}*{shlex.quote(after) if after else ''}"
         return f"{shlex.quote(without_credentials(self.paths[0]))} ..."
 

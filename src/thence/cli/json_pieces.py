@@ -7,7 +7,7 @@ from typing import Any
 
 _ROWS = 1000
 """Rows that are converted to text at a time."""
-_LEAST = 1 << 20
+_MIN_CHARACTERS = 1 << 20
 """Fewest characters of a piece, except for the last one. So a value in a short document that cannot be encoded as JSON
 is found before the document is written."""
 
@@ -23,7 +23,7 @@ def json_pieces(document: Any) -> Iterator[str]:
     for piece in _parts(document):
         gathered.append(piece)
         size += len(piece)
-        if size >= _LEAST:
+        if size >= _MIN_CHARACTERS:
             yield "".join(gathered)
             gathered, size = [], 0
     yield "".join((*gathered, "\n"))

@@ -87,12 +87,12 @@ class Tools:
         def answer() -> str:
             from dataclasses import replace
 
-            from thence.writers.text.explanation import LEAST_CHARS, explanation_text
+            from thence.writers.text.explanation import MIN_CHARS, explanation_text
 
-            if not LEAST_CHARS <= max_chars <= MAX_CHARS:
-                raise UsageError(f"max_chars is from {LEAST_CHARS:,} to {MAX_CHARS:,}")
-            found = replace(self._opened(trace).explain(), inputs=shlex.quote(trace))
-            return explanation_text(found, "json", max_chars, SCHEMAS["explain"])
+            if not MIN_CHARS <= max_chars <= MAX_CHARS:
+                raise UsageError(f"max_chars is from {MIN_CHARS:,} to {MAX_CHARS:,}")
+            explanation = replace(self._opened(trace).explain(), inputs=shlex.quote(trace))
+            return explanation_text(explanation, "json", max_chars, SCHEMAS["explain"])
 
         return _reply(answer)
 
@@ -109,20 +109,20 @@ class Tools:
         def answer() -> dict[str, Any]:
             if by not in BY:
                 raise UsageError(f"by is one of {', '.join(BY)}")
-            found = self._opened(trace).report(cast("By", by))
-            rows = found.rows
+            summary = self._opened(trace).report(cast("By", by))
+            rows = summary.rows
             if filter:
                 try:
                     rows = rows.filter(rows["name"].str.contains(filter))
                 except pl.exceptions.ComputeError as error:
                     raise UsageError(f"filter is no regular expression: {error}") from None
             totals = {
-                "sum_ns": found.sum_ns,
-                "busy_ns": found.busy_ns,
-                "idle_ns": found.idle_ns,
-                "idle_is": found.idle_is,
+                "sum_ns": summary.sum_ns,
+                "busy_ns": summary.busy_ns,
+                "idle_ns": summary.idle_ns,
+                "idle_is": summary.idle_is,
             }
-            return {"schema": SCHEMAS["report"], "by": by, **totals, "rows": rows, "soundness": _findings(found)}
+            return {"schema": SCHEMAS["report"], "by": by, **totals, "rows": rows, "soundness": _findings(summary)}
 
         return _reply(answer, limit)
 
@@ -181,8 +181,8 @@ class Tools:
         """
 
         def answer() -> dict[str, Any]:
-            found = self._opened(trace).whatif(free, scale, no_wait, on_time, at_roofline)
-            return {"schema": SCHEMAS["whatif"], **found.document()}
+            predicted = self._opened(trace).whatif(free, scale, no_wait, on_time, at_roofline)
+            return {"schema": SCHEMAS["whatif"], **predicted.document()}
 
         return _reply(answer, limit)
 
@@ -234,8 +234,8 @@ class Tools:
             raise _Refused("outside", f"{trace}: {ERRORS['outside']}")
 
 
-def _findings(found: Any) -> list[dict[str, Any]]:
-    findings: list[dict[str, Any]] = found.soundness.findings_json()
+def _findings(explanation: Any) -> list[dict[str, Any]]:
+    findings: list[dict[str, Any]] = explanation.soundness.findings_json()
     return findings
 
 
@@ -244,8 +244,8 @@ def _reply(answer: Callable[[], Any], limit: int = MAX_ROWS) -> str:
     try:
         if not 1 <= limit <= MAX_ROWS:
             raise UsageError(f"limit is from 1 to {MAX_ROWS}")
-        found = answer()
-        text = found if isinstance(found, str) else _json(_bounded(with_most_rows(found, limit)))
+        reply = answer()
+        text = reply if isinstance(reply, str) else _json(_bounded(with_most_rows(reply, limit)))
     except _Refused as error:
         return _error(error.code, str(error))
     except ThenceError as error:

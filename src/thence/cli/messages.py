@@ -8,7 +8,7 @@ from pathlib import Path
 from thence.credentials import without_credentials
 from thence.units import format_bytes
 
-_MOST_CHARACTERS = 200
+_MAX_CHARACTERS = 200
 """Characters of an unexpected error's own message that are printed."""
 
 
@@ -60,7 +60,7 @@ def unexpected(error: BaseException) -> str:
     """
     import traceback
 
-    what = " ".join(f"{type(error).__name__}: {error}".split())[:_MOST_CHARACTERS]
+    what = " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_CHARACTERS]
     where = _kept("".join(traceback.format_exception(error)))
     return f"an error that should not happen ({what}); please report it{where}"
 

@@ -100,7 +100,7 @@ def gate_options(meaning: str) -> Callable[[_Command], _Command]:
     return decorated
 
 
-_MOST_ROWS = 1 << 40
+_MAX_ROWS = 1 << 40
 """More rows than any table has: Polars counts them with 64 bits."""
 
 
@@ -108,7 +108,7 @@ class _RowCount(click.IntRange):
     """A number of rows, 1 or more. A number that Polars could not take means all rows."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        return min(super().convert(value, param, ctx), _MOST_ROWS)
+        return min(super().convert(value, param, ctx), _MAX_ROWS)
 
 
 top_rows = _RowCount(min=1)

@@ -82,12 +82,12 @@ def command(inputs: Inputs, what_if: bool, clocks: bool, result: Result) -> None
 
 def _replayed(trace: Trace, job: Job) -> list[tuple[dict[str, object], str]]:
     """The time of a step without each straggler's delay, by the replay of `thence whatif`: JSON values, and a text."""
-    found: list[tuple[dict[str, object], str]] = []
+    replayed: list[tuple[dict[str, object], str]] = []
     for rank in dict.fromkeys(job.stragglers["rank"]):
         try:
             row = trace.whatif(on_time=[f"rank:{rank}"]).rows.row(0, named=True)
         except ThenceError as error:
-            found.append(({"rank": rank, "refused": str(error)}, f"without rank {rank}'s delay: {error}"))
+            replayed.append(({"rank": rank, "refused": str(error)}, f"without rank {rank}'s delay: {error}"))
             continue
         before, after = row["before_ns"], row["after_ns"]
         text = f"without rank {rank}'s delay: {row['verdict']}"
@@ -98,5 +98,5 @@ def _replayed(trace: Trace, job: Job) -> list[tuple[dict[str, object], str]]:
                 f"without rank {rank}'s delay a step would take {format_ns(after)} instead of {format_ns(before)} "
                 f"({less} less, +-{noise})"
             )
-        found.append(({"rank": rank, **row}, text))
-    return found
+        replayed.append(({"rank": rank, **row}, text))
+    return replayed

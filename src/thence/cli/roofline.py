@@ -65,10 +65,10 @@ def _measure(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
         return
     from thence.timing.measured_peaks import measured_peaks
 
-    found = measured_peaks()
-    options = [f"--peak {dtype}={tflops:.1f}" for dtype, tflops in found.tflops.items()]
-    say(f"{found.device}, {found.source}:")
-    put(" ".join([*options, f"--bandwidth {found.gbps:.0f}"]) + "\n")
+    peaks = measured_peaks()
+    options = [f"--peak {dtype}={tflops:.1f}" for dtype, tflops in peaks.tflops.items()]
+    say(f"{peaks.device}, {peaks.source}:")
+    put(" ".join([*options, f"--bandwidth {peaks.gbps:.0f}"]) + "\n")
     ctx.exit()
 
 

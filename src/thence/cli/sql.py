@@ -16,10 +16,10 @@ from thence.model.answer import TableView
 if TYPE_CHECKING:
     import polars as pl
 
-_MOST_ROWS = 1_000_000
+_MAX_ROWS = 1_000_000
 """Most rows of an answer as a table or JSON, whose values are Python objects in memory."""
 _LONGEST_S = 1e6
-_MOST_GB = 1e9
+_MAX_GB = 1e9
 _ROWS_SHOWN = 100
 _RECORDS_SHOWN = 10
 
@@ -88,10 +88,10 @@ def command(inputs: Inputs, query: str, time_limit: float, memory_limit: float, 
     check_query(query)
     trace = inputs.open()
     frames = trace.frames(query)
-    answer = bounded_answer(frames, query, min(_LONGEST_S, time_limit), int(min(_MOST_GB, memory_limit) * 1e9))
-    if result.form != "csv" and answer.height > _MOST_ROWS:
+    answer = bounded_answer(frames, query, min(_LONGEST_S, time_limit), int(min(_MAX_GB, memory_limit) * 1e9))
+    if result.form != "csv" and answer.height > _MAX_ROWS:
         raise UsageError(
-            f"the answer has {answer.height:,} rows; more than {_MOST_ROWS:,} are only written as "
+            f"the answer has {answer.height:,} rows; more than {_MAX_ROWS:,} are only written as "
             "CSV (--format csv); a LIMIT in the query reduces them"
         )
     if result.form == "json":

@@ -32,14 +32,14 @@ def versions() -> dict[str, str]:
     Packages that are not installed are left out; for CUPTI and the driver, the value says that they are missing.
     """
     python = f"{platform.python_version()} ({platform.python_implementation()}, {platform.platform(terse=True)})"
-    found = {"thence": __version__, "python": python}
-    found |= {"probe": probe_kind(), "scanner": scanner_kind(), "unpickler": unpickler_kind()}
+    known = {"thence": __version__, "python": python}
+    known |= {"probe": probe_kind(), "scanner": scanner_kind(), "unpickler": unpickler_kind()}
     libraries = {name: installed_version(name) for name in _LIBRARIES}
-    found |= {name: version for name, version in libraries.items() if version is not None}
+    known |= {name: version for name, version in libraries.items() if version is not None}
     cupti = (f"{name} {v}" for name in _CUPTI if (v := installed_version(name)) is not None)
-    found["libcupti"] = ", ".join(cupti) or "not in the packages of this Python (thence doctor searches further)"
-    found["NVIDIA driver"] = driver_release() or "none loaded"
-    return found
+    known["libcupti"] = ", ".join(cupti) or "not in the packages of this Python (thence doctor searches further)"
+    known["NVIDIA driver"] = driver_release() or "none loaded"
+    return known
 
 
 def installed_version(name: str) -> str | None:

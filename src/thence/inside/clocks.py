@@ -208,13 +208,13 @@ def _in_cycles(columns: Columns, source: npt.NDArray[np.uint8]) -> Clocks:
             "it (--clock-ghz)"
         )
     source[:] = _UNKNOWN
-    one = np.ones(len(source))
+    ones = np.ones(len(source))
     note = (
         "times are in cycles of the SM clock, not in ns: nothing in the buffer tells the clock's rate; give it "
         "(--clock-ghz) if you know it. The first block of every SM is drawn at 0, and the others by the SM's clock"
     )
     unknown = np.full(len(source), np.nan)
-    return Clocks(_starts_by_sm_clock(columns, one), one, unknown, source, (note,), "cycles")
+    return Clocks(_starts_by_sm_clock(columns, ones), ones, unknown, source, (note,), "cycles")
 
 
 def _rate_note(count: int, traces: int, ghz: float, how: int) -> str:

@@ -111,12 +111,12 @@ class Decoded:
         """
         columns, clocks = self._columns, self._clocks
         kept = np.flatnonzero(columns.kind < IGNORED)
-        of = np.repeat(np.arange(len(columns.trace)), columns.count)[kept]
+        trace_of_event = np.repeat(np.arange(len(columns.trace)), columns.count)[kept]
         counter = columns.counter[kept]
-        time = clocks.start_ns[of] + np.rint(counter / clocks.ghz[of]).astype(np.int64)
+        time = clocks.start_ns[trace_of_event] + np.rint(counter / clocks.ghz[trace_of_event]).astype(np.int64)
         frame = pl.DataFrame(
             [
-                pl.Series("trace", columns.trace[of].astype(np.int32)),
+                pl.Series("trace", columns.trace[trace_of_event].astype(np.int32)),
                 Labels.of(columns.name, self.description.names).series(columns.name[kept]),
                 enum_series("kind", columns.kind[kept], _EVENT_KINDS),
                 pl.Series("time_ns", time),

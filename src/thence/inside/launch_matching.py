@@ -334,16 +334,16 @@ def _buffer(launches: KernelLaunches, name: str, decoded: Decoded) -> _Buffer:
     if decoded.unit == "cycles":
         # At the highest rate the ranges are not longer than they were, so no launch is ruled out wrongly.
         decoded = decoded.at_rate(MAX_GHZ, "")
-    found = launches.of(name, decoded)
+    buffer = launches.of(name, decoded)
     epoch = launches.recorded.trace.meta.epoch_ns
-    start, duration = (found[c].to_numpy().astype(np.int64) for c in ("start", "duration"))
+    start, duration = (buffer[c].to_numpy().astype(np.int64) for c in ("start", "duration"))
     first, last = span(decoded)
     zero = epoch or 0
     wrapped = decoded.timer_bits == 32
     return _Buffer(
         name=name,
         decoded=decoded,
-        launches=found,
+        launches=buffer,
         possible=np.arange(len(start)),
         offsets=_signed(((first - zero - start) + (last - zero - start - duration)) // 2, wrapped),
         wrapped=wrapped,

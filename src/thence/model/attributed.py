@@ -141,12 +141,12 @@ def concat_attributed(parts: Sequence[Attributed]) -> Attributed:
     if len(parts) == 1:
         return parts[0]
     tables = concat(parts)
-    at = row_offsets(parts)
+    offsets = row_offsets(parts)
 
     def joined(name: str, **references: str) -> pl.DataFrame:
         return pl.concat(
             [
-                moved(getattr(part, name), 0, {c: at[table][i] for c, table in references.items()})
+                moved(getattr(part, name), 0, {c: offsets[table][i] for c, table in references.items()})
                 for i, part in enumerate(parts)
             ]
         )
@@ -154,7 +154,7 @@ def concat_attributed(parts: Sequence[Attributed]) -> Attributed:
     shares = None
     if any(part.shares is not None for part in parts):
         divided = [_shares(part) for part in parts]
-        shares = pl.concat([moved(s, 0, {"gpu": at["gpu"][i]}) for i, s in enumerate(divided)])
+        shares = pl.concat([moved(s, 0, {"gpu": offsets["gpu"][i]}) for i, s in enumerate(divided)])
     works = [part.work for part in parts if part.work is not None]
     return Attributed(
         **{field.name: getattr(tables, field.name) for field in fields(Tables)},

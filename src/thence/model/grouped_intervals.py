@@ -65,8 +65,8 @@ class GroupedIntervals:
 
     def group_at(self, time: Int64) -> Int64:
         """The group at each time; every time must lie in a stretch."""
-        found: Int64 = self.group[np.searchsorted(self.begin, time, side="right") - 1]
-        return found
+        group: Int64 = self.group[np.searchsorted(self.begin, time, side="right") - 1]
+        return group
 
     def sums(self, time: Int64, values: Int64) -> Int64:
         """The sum of the values for each group; each value counts for the group at its time."""
@@ -130,8 +130,8 @@ def rows_of_groups(number: Int64, groups: int) -> list[Int64]:
 def rows_by_number(numbers: npt.NDArray[np.integer[Any]]) -> list[tuple[int, npt.NDArray[np.int64]]]:
     """The rows of each number, with one sort for all of them; numbers and rows are ascending."""
     order = np.argsort(numbers, kind="stable")
-    found, first = np.unique(numbers[order], return_index=True)
-    return list(zip(found.tolist(), np.split(order, first[1:]), strict=True)) if len(found) else []
+    distinct, first = np.unique(numbers[order], return_index=True)
+    return list(zip(distinct.tolist(), np.split(order, first[1:]), strict=True)) if len(distinct) else []
 
 
 def distinct(values: Int64) -> Int64:

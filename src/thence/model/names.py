@@ -25,8 +25,8 @@ Nsight Systems, and ``MemcpyH2D`` of XLA's profiler."""
 
 def distinct_names(names: pl.Series) -> pl.Series:
     """The distinct names, without null, in any order."""
-    found = names.unique()
-    return found.drop_nulls() if found.null_count() else found
+    distinct = names.unique()
+    return distinct.drop_nulls() if distinct.null_count() else distinct
 
 
 def matching(names: pl.Series, pattern: str) -> pl.Series:
@@ -37,8 +37,8 @@ def matching(names: pl.Series, pattern: str) -> pl.Series:
         pattern: as Polars takes it.
     """
     distinct = distinct_names(names)
-    found = distinct.filter(distinct.cast(pl.String).str.contains(pattern))
-    return pl.Series(names.name, among(names, found), dtype=pl.Boolean)
+    matches = distinct.filter(distinct.cast(pl.String).str.contains(pattern))
+    return pl.Series(names.name, among(names, matches), dtype=pl.Boolean)
 
 
 def among(names: pl.Series, chosen: pl.Series) -> Mask:

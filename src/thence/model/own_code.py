@@ -121,8 +121,8 @@ class OwnCode:
 
 def packages_shown(files: Iterable[str]) -> tuple[str, ...]:
     """Names, sorted, of the packages that any of these paths shows in ``site-packages`` or ``dist-packages``."""
-    found = (_IN_SITE_PACKAGES.search(file.replace("\\", "/")) for file in files)
-    return tuple(sorted({match[1].removesuffix(".py") for match in found if match}))
+    matches = (_IN_SITE_PACKAGES.search(file.replace("\\", "/")) for file in files)
+    return tuple(sorted({match[1].removesuffix(".py") for match in matches if match}))
 
 
 SOURCE_PLACE = re.compile(r"(?P<folder>.*/)?(?P<file>[^/]+:\d+)(?P<name> .*)?", re.DOTALL)

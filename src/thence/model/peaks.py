@@ -148,8 +148,8 @@ def peaks_of(device: str) -> Peaks | None:
         return _by_rule(device, gpu)
     for name, tflops, gbps, link in _AMD:
         if name in device:
-            found = MappingProxyType(dict(tflops))
-            return Peaks(device, found, gbps, "AMD's data sheet", _AMD_CACHE << 20, link, _AMD_HOST_LINK)
+            rates = MappingProxyType(dict(tflops))
+            return Peaks(device, rates, gbps, "AMD's data sheet", _AMD_CACHE << 20, link, _AMD_HOST_LINK)
     return None
 
 
@@ -184,8 +184,8 @@ def peaks_at_clock(device: str, mhz: float) -> Peaks | None:
     gpu = _listed(device)
     if gpu is None or not 0 < mhz < _MAX_MHZ:
         return None
-    found = _by_rule(device, replace(gpu, clock=mhz / 1e3, vector_clock=mhz / 1e3))
-    return replace(found, source=f"at {mhz:,.0f} MHz, the clock that was sampled while it was recorded")
+    peaks = _by_rule(device, replace(gpu, clock=mhz / 1e3, vector_clock=mhz / 1e3))
+    return replace(peaks, source=f"at {mhz:,.0f} MHz, the clock that was sampled while it was recorded")
 
 
 def measured_peaks_of(device: str, measured: Mapping[str, Any]) -> Peaks | None:

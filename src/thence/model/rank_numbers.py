@@ -22,16 +22,16 @@ def rank_numbers(parts: Sequence[tuple[tuple[int, ...], bool]]) -> list[tuple[in
         parts: of each input, its ranks and whether it states them.
     """
     taken: set[int] = set()
-    found: dict[int, tuple[int, ...]] = {}
+    numbers: dict[int, tuple[int, ...]] = {}
     for number, (ranks, stated) in enumerate(parts):
         if stated and taken.isdisjoint(ranks):
-            found[number] = ranks
+            numbers[number] = ranks
             taken.update(ranks)
     for number, (ranks, _) in enumerate(parts):
-        if number not in found:
-            found[number] = ranks if taken.isdisjoint(ranks) else _free(len(ranks), taken)
-            taken.update(found[number])
-    return [found[number] for number in range(len(parts))]
+        if number not in numbers:
+            numbers[number] = ranks if taken.isdisjoint(ranks) else _free(len(ranks), taken)
+            taken.update(numbers[number])
+    return [numbers[number] for number in range(len(parts))]
 
 
 def _free(count: int, taken: Collection[int]) -> tuple[int, ...]:

@@ -135,10 +135,10 @@ def server_step(name: str) -> ServerStep | None:
     if len(name) > _LONGEST:
         return None
     for known in FORMATS:
-        found = known.pattern.fullmatch(name)
-        if found is None:
+        match = known.pattern.fullmatch(name)
+        if match is None:
             continue
-        said = found.groupdict()
+        said = match.groupdict()
         if "facts" in said:
             return _by_facts(known.server, said["mode"].lower(), said["facts"] or "")
         if "new" in said:

@@ -99,12 +99,12 @@ def numbered(values: Int64) -> tuple[Int64, Int64]:
         of_sorted = np.empty(len(order), np.int64)
         of_sorted[order] = np.arange(len(order))
         return of_sorted[number], first[order]
-    at = values - least
+    place = values - least
     table = np.full(size, NO_ROW)
-    table[at[::-1]] = np.arange(len(at) - 1, -1, -1)  # reversed: the first of equal values remains
+    table[place[::-1]] = np.arange(len(place) - 1, -1, -1)  # reversed: the first of equal values remains
     first = np.sort(table[table != NO_ROW])
-    table[at[first]] = np.arange(len(first))
-    return table[at], first
+    table[place[first]] = np.arange(len(first))
+    return table[place], first
 
 
 def trie(parent: Int64, code: Int64) -> tuple[Int64, Int64]:

@@ -103,7 +103,7 @@ def with_threads(memory: pl.DataFrame, tables: Tables) -> pl.DataFrame:
         .sort("launched")
     )
     asked = memory.select("device", "start").with_row_index("row").drop_nulls().sort("start")
-    found = asked.join_asof(
+    joined = asked.join_asof(
         launches,
         left_on="start",
         right_on="launched",
@@ -112,12 +112,12 @@ def with_threads(memory: pl.DataFrame, tables: Tables) -> pl.DataFrame:
         tolerance=_SOON_NS,
         check_sortedness=False,  # both are sorted above; Polars cannot see it in groups
     ).sort("row")
-    rows = found["row"].to_numpy()
+    rows = joined["row"].to_numpy()
     columns = {}
     for name, of_launch in (("process", "process"), ("thread", "thread"), ("launch", "launched")):
         values, known = np.zeros(memory.height, np.int64), np.zeros(memory.height, np.bool_)
-        values[rows] = found[of_launch].fill_null(0).to_numpy()
-        known[rows] = found[of_launch].is_not_null().to_numpy()
+        values[rows] = joined[of_launch].fill_null(0).to_numpy()
+        known[rows] = joined[of_launch].is_not_null().to_numpy()
         columns[name] = pl.Series(values).zip_with(pl.Series(known), pl.Series([None], dtype=pl.Int64))
     return memory.with_columns(**columns)
 

@@ -102,8 +102,8 @@ def with_records_beside(tables: Tables, files: NumberedFiles, expansion: Expansi
                     warnings += said
         except InputError as error:
             warnings.append(f"{error}; its collectives are not used")
-    found = (*tables.inspector_records, *records)
-    return dataclasses.replace(tables, inspector_records=found).with_warnings(warnings)
+    every = (*tables.inspector_records, *records)
+    return dataclasses.replace(tables, inspector_records=every).with_warnings(warnings)
 
 
 def read(source: Source, progress: Callable[[int], None]) -> Tables:

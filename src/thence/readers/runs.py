@@ -144,11 +144,11 @@ def older_of_rank(files: Mapping[str, str], look: Callable[[str], tuple[int, Ns]
         if file == origin or is_url(file) or (told := look(file)) is None:
             continue
         rank, begin = told
-        one = begin, file
-        other = newest.get((origin, rank), one)
-        newest[origin, rank] = max(one, other)  # of files that begin together, the last by name
-        if other != one:
-            older.append(min(one, other)[1])
+        this_file = begin, file
+        other = newest.get((origin, rank), this_file)
+        newest[origin, rank] = max(this_file, other)  # of files that begin together, the last by name
+        if other != this_file:
+            older.append(min(this_file, other)[1])
     return {file: files[file] for file in older}
 
 

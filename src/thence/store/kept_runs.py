@@ -100,13 +100,13 @@ def written_ns(run: str) -> int:
 
 def _files(run: Path) -> dict[str, tuple[int, int]]:
     """Size and time of change (ns) of each file of a run, by its path in it."""
-    found: dict[str, tuple[int, int]] = {}
+    files: dict[str, tuple[int, int]] = {}
     paths = sorted(run.rglob("*")) if run.is_dir() else [run]
     for path in paths[:_MAX_FILES]:
         if path.is_file():
             state = path.stat()
-            found[str(path.relative_to(run))] = state.st_size, state.st_mtime_ns
-    return found
+            files[str(path.relative_to(run))] = state.st_size, state.st_mtime_ns
+    return files
 
 
 def read_kept(path: Path) -> tuple[dict[str, RunSummary], list[str]]:

@@ -210,7 +210,7 @@ class StoredTrace(Trace):
         from thence.analysis.ranks import timeline_rows
         from thence.model.answer import ResultOrReason, result_or_reason
 
-        few = self.selection.ranks or len(self.rank_numbers) <= timeline_rows.MOST_IN_FULL
+        few = self.selection.ranks or len(self.rank_numbers) <= timeline_rows.MAX_IN_FULL
         if few or not self._ranks_only:
             return super().page(known)
         job = self.ranks()
@@ -244,9 +244,9 @@ class StoredTrace(Trace):
 
         kernels = self.report("kernel")
         reason = f"the job has {several(len(self.rank_numbers), 'rank')}, whose tables are not read together"
-        one = ResultOrReason[Any](None, reason)
+        none = ResultOrReason[Any](None, reason)
         composed = Composed(
-            self._soundness, self.headline, kernels, kernels, one, ResultOrReason(job), one, one, one, one,
+            self._soundness, self.headline, kernels, kernels, none, ResultOrReason(job), none, none, none, none,
             devices=kernels.devices, named=str(self.store.root),
         )  # fmt: skip
         return self._answer(replace(explanation(composed), not_answered=()))  # the two ranks' sections may answer it
@@ -259,10 +259,10 @@ class StoredTrace(Trace):
             return super()._steps_over_time()
         with self.store.reading():
             frames = self.store.lateness()
-            found = steps_of_summaries({name: frames[name].collect() for name in ("devices", "steps")})
-        if found is None:
+            steps = steps_of_summaries({name: frames[name].collect() for name in ("devices", "steps")})
+        if steps is None:
             raise MissingData(f"{self.store.root}: holds no steps: {NO_STEPS}")
-        return steps_over_time(found)
+        return steps_over_time(steps)
 
     def sql(self, query: str) -> pl.DataFrame:
         """As `Trace.sql`, as a lazy query over the files of all ranks, which reads only what the query needs.

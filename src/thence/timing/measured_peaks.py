@@ -83,8 +83,8 @@ def measure_into(path: Path) -> None:
 
 def as_text() -> str:
     """`measured_peaks` as `thence.model.peaks.measured_peaks_of` takes them, in JSON."""
-    found = measured_peaks()
-    return json.dumps({"device": found.device, "gbps": found.gbps, **found.tflops})
+    peaks = measured_peaks()
+    return json.dumps({"device": peaks.device, "gbps": peaks.gbps, **peaks.tflops})
 
 
 def _product(torch: Any, dtype: str, size: int) -> Callable[[], Any] | None:
@@ -101,18 +101,18 @@ def _product(torch: Any, dtype: str, size: int) -> Callable[[], Any] | None:
         return None
     left = torch.randn(size, size, device="cuda").to(exact)
     right = left.t()
-    one = torch.ones((), device="cuda")
+    unit = torch.ones((), device="cuda")
     special: dict[str, Callable[[], Any]] = {
         "int8": lambda: torch._int_mm(left, right),  # noqa: SLF001 - the only product of its type
-        "float8": lambda: torch._scaled_mm(left, right, one, one, out_dtype=torch.bfloat16),  # noqa: SLF001
+        "float8": lambda: torch._scaled_mm(left, right, unit, unit, out_dtype=torch.bfloat16),  # noqa: SLF001
     }
-    found = special.get(dtype, multiply)
+    product = special.get(dtype, multiply)
     try:
-        found()
+        product()
         torch.cuda.synchronize()
     except (RuntimeError, AttributeError, ValueError):
         return None
-    return found
+    return product
 
 
 def _fastest(torch: Any, work: Callable[[], Any], seconds: float) -> float:

@@ -48,8 +48,8 @@ def share_intervals(parts: Float64, whole: Float64) -> Float64 | None:
     parts, whole = np.add.reduceat(parts, begins, axis=0), np.add.reduceat(whole, begins)
     drawn = _draws(blocks)
     shares = (drawn @ parts) / (drawn @ whole)[:, None]
-    found: Float64 = np.quantile(shares, (_outside(blocks), 1 - _outside(blocks)), axis=0)
-    return found
+    bounds: Float64 = np.quantile(shares, (_outside(blocks), 1 - _outside(blocks)), axis=0)
+    return bounds
 
 
 @lru_cache(maxsize=8)

@@ -299,12 +299,12 @@ def _waits(windows: Sequence[Window]) -> dict[int, tuple[int, int]]:
     together: dict[tuple[int, int], dict[int, Window]] = {}
     for key, window in zip(_steps_of_job(windows), windows, strict=True):
         together.setdefault(key, {})[window.rank] = window
-    found: dict[int, tuple[int, int]] = {}
+    waits: dict[int, tuple[int, int]] = {}
     for of_step in together.values():
         for rank, wait in _waits_of_step(of_step).items():
-            before, whole = found.get(rank, (0, 0))
-            found[rank] = before + wait, whole + of_step[rank].duration_ns
-    return found
+            before, whole = waits.get(rank, (0, 0))
+            waits[rank] = before + wait, whole + of_step[rank].duration_ns
+    return waits
 
 
 def _waits_of_step(windows: Mapping[int, Window]) -> dict[int, int]:

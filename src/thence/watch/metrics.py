@@ -142,8 +142,8 @@ class Metrics:
     def _lines(self) -> Iterator[str]:
         for name, metric in METRICS.items():
             yield f"# HELP {name} {metric.meaning}\n# TYPE {name} {metric.kind}\n"
-            for (of, values), value in self._values.items():
-                if of == name:
+            for (metric_name, values), value in self._values.items():
+                if metric_name == name:
                     labels = ",".join(
                         f'{label}="{_escaped(text)}"' for label, text in zip(metric.labels, values, strict=True)
                     )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _SECOND = 1_000_000_000
 _PERIODS = tuple(_SECOND * seconds for seconds in (10, 60, 600, 3_600, 21_600, 86_400, 604_800))
-_MOST = 48
+_MAX_PERIODS = 48
 """Periods of one rank, at most; longer ones if there would be more."""
 _COLUMNS = {
     "rank": pl.Int64(),
@@ -100,13 +100,15 @@ def steps_by_period(paths: Sequence[Path]) -> StepsByPeriod:
     Raises:
         DamagedInput: the files hold no summary of a window.
     """
-    found = [read(folder) for folder in sorted({path.parent for path in paths})]
-    lines = sorted((w for summaries in found for w in summaries.windows), key=lambda window: window.end_unix_ns)
+    files = [read(folder) for folder in sorted({path.parent for path in paths})]
+    lines = sorted((w for summaries in files for w in summaries.windows), key=lambda window: window.end_unix_ns)
     if not lines:
         raise DamagedInput(
             str(paths[0]), f"holds no summary of a window, as thence record --always writes; nor {OLDER_SUMMARIES_FILE}"
         )
-    period = next((p for p in _PERIODS if lines[-1].end_unix_ns - lines[0].begin_unix_ns <= p * _MOST), _PERIODS[-1])
+    period = next(
+        (p for p in _PERIODS if lines[-1].end_unix_ns - lines[0].begin_unix_ns <= p * _MAX_PERIODS), _PERIODS[-1]
+    )
     grouped: dict[tuple[int, int], list[Window]] = {}
     for window in lines:
         grouped.setdefault((window.rank, window.end_unix_ns // period * period), []).append(window)
@@ -114,7 +116,7 @@ def steps_by_period(paths: Sequence[Path]) -> StepsByPeriod:
     return StepsByPeriod(
         period,
         pl.DataFrame(rows, _COLUMNS, orient="row"),
-        sum(summaries.damaged for summaries in found),
+        sum(summaries.damaged for summaries in files),
         caveats=Caveats(inputs=tuple(map(str, paths))),
     )
 

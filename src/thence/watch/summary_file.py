@@ -252,9 +252,9 @@ def last_end_unix_ns(folder: Path) -> int:
 
 def _folders(directory: Path) -> list[Path]:
     """The folders of the processes of a recording that have summaries."""
-    found = {
+    folders = {
         path.parent
         for name in (SUMMARIES_FILE, OLDER_SUMMARIES_FILE)
         for path in (*directory.glob(name), *directory.glob(f"*/{name}"))
     }
-    return sorted(found)
+    return sorted(folders)

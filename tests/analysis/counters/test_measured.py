@@ -102,7 +102,7 @@ def test_time_outside_of_windows_is_not_counted_and_not_scaled() -> None:
 def test_samples_with_too_many_activities_are_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     _, trace = planted()
     height = trace.recorded.counters.height
-    monkeypatch.setattr(devices, "_MOST_PAIRS", height // 2)
+    monkeypatch.setattr(devices, "_MAX_PAIRS", height // 2)
     found = trace.roofline("kernel")
     assert found.counters is not None
     (window,) = found.counters.windows.to_dicts()

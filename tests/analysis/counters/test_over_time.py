@@ -46,7 +46,7 @@ def test_shares_are_those_of_the_limits() -> None:
 
 
 def test_neighbours_become_one_value_but_not_over_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(over_time, "_MOST_VALUES", SAMPLES // 4)
+    monkeypatch.setattr(over_time, "_MAX_VALUES", SAMPLES // 4)
     clock = used(gap=1_000_000).filter(name="clock")
     lengths = ((clock["end"] - clock["start"]) // SAMPLE).to_list()
     assert lengths == [5, 5, 5, 5, 1], "10 samples before the gap, 11 after it, five together"

@@ -209,7 +209,7 @@ def test_a_window_is_shorter_where_its_samples_do_not_fit_into_memory(tmp_path: 
     """Of 3,000 samples (2,000 of 20 ms, and some more) a third fits beside the buffer of the hardware."""
     sampled(
         """
-        counter_windows.MOST_COUNTER_BYTES = 3000 * counter_windows.HARDWARE_BYTES + 1000 * 100
+        counter_windows.MAX_COUNTER_BYTES = 3000 * counter_windows.HARDWARE_BYTES + 1000 * 100
         with thence.record(OUT, options()) as recording:
             launch("k")
             until(lambda: recording._recorder._counters._windows)

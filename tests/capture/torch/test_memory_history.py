@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from thence.capture.torch.memory_history import MOST_ENTRIES, MemoryHistory
+from thence.capture.torch.memory_history import MAX_ENTRIES, MemoryHistory
 from thence.model.formats import MEMORY_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-OURS = {"enabled": "all", "context": None, "stacks": "python", "max_entries": MOST_ENTRIES}
+OURS = {"enabled": "all", "context": None, "stacks": "python", "max_entries": MAX_ENTRIES}
 
 
 class Torch:

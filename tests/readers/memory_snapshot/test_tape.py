@@ -165,7 +165,7 @@ def test_without_the_machine_large_files_are_refused_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(UNPICKLER.variable, "python")
-    monkeypatch.setattr(tapes, "_MOST_IN_PYTHON", 1000)
+    monkeypatch.setattr(tapes, "_MAX_IN_PYTHON", 1000)
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(pickle.dumps(SNAPSHOT))
     with Source.open(str(path)) as source, pytest.raises(DamagedInput, match="thence doctor says why"):

@@ -281,7 +281,7 @@ def collectives(
 
 def _rows(trace: Attributed, phase: Phases, first: FirstCalls, matched: Instances, exposed: Exposure) -> pl.DataFrame:
     """One row per kernel that communicates, with its bandwidths and whether it counts."""
-    found = links_of(trace, matched.rows).select(
+    links = links_of(trace, matched.rows).select(
         *("row", "collective", "bytes", "group_size", "link", "link_unknown", "source_rank", "instance", "unmatched"),
         gpu=pl.col("gpu").cast(pl.UInt32),
         described=pl.lit(value=True),
@@ -297,7 +297,7 @@ def _rows(trace: Attributed, phase: Phases, first: FirstCalls, matched: Instance
     )
     joined = (
         exposed.rows.hstack(kernels)
-        .join(found, on="gpu", how="left", maintain_order="left")
+        .join(links, on="gpu", how="left", maintain_order="left")
         .join(steady, on="program", how="left", maintain_order="left")
         .with_columns(pl.col("described").fill_null(value=False), pl.col("link").fill_null(UNKNOWN))
         .with_columns(link_unknown=pl.when("described").then("link_unknown").otherwise(pl.lit(NOT_DESCRIBED)))
@@ -326,8 +326,8 @@ def _launched_ahead(trace: Attributed, rows: pl.DataFrame, job: Job) -> pl.DataF
     place = ["rank", "device", "start"]
     kernels = rows.filter("described").select("instance", *place)
     on_clock = kernels.with_columns(pl.col("start") + (trace.meta.epoch_ns or 0))
-    found = on_clock.join(job.arrivals.cast({"start": pl.Int64}), on=place)
-    return found.select("instance", share="launched_ahead").unique("instance")
+    arrivals = on_clock.join(job.arrivals.cast({"start": pl.Int64}), on=place)
+    return arrivals.select("instance", share="launched_ahead").unique("instance")
 
 
 def _sums(rows: pl.DataFrame) -> dict[str, int]:

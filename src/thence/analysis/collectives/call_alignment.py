@@ -170,13 +170,13 @@ def _blocks(a: Calls, b: Calls, run: _Run, allowed: float) -> Iterator[_Run]:
         a_low, a_high, b_low, b_high = waiting.pop()
         inside = a.part(a_low, a_high), b.part(b_low, b_high)
         if run.length:  # the first region contains the chosen run
-            found, run = run, _Run(0, 0, 0)
+            blocks, run = run, _Run(0, 0, 0)
         else:
-            found = _with_shift(*inside, shift, allowed)
-        if not found.length:
+            blocks = _with_shift(*inside, shift, allowed)
+        if not blocks.length:
             continue
-        low, high = _kept(*inside, found, shift, allowed)
-        block = _Run(found.first + low + a_low, found.second + low + b_low, high - low)
+        low, high = _kept(*inside, blocks, shift, allowed)
+        block = _Run(blocks.first + low + a_low, blocks.second + low + b_low, high - low)
         yield block
         waiting.append((a_low, block.first, b_low, block.second))
         waiting.append((block.first + block.length, a_high, block.second + block.length, b_high))
@@ -273,14 +273,14 @@ def _longest_runs(a: Int64, b: Int64) -> list[_Run]:
     """
     if max(len(a), len(b)) <= _ALL_OFFSETS:
         return _longest_of_all(a, b)
-    found, longest = [], 0
+    runs, longest = [], 0
     for offset in sorted(_offsets(a, b), key=lambda offset: -_agreeing(a, b, offset)):
         if not _may_be_long(a, b, offset, longest):
             continue
         run = _run_at(a, b, offset)
         longest = max(longest, run.length)
-        found.append(run)
-    kept = [run for run in found if 2 * run.length > longest]
+        runs.append(run)
+    kept = [run for run in runs if 2 * run.length > longest]
     return sorted(kept, key=lambda run: run.first - run.second)
 
 
@@ -348,10 +348,10 @@ def _offsets(a: Int64, b: Int64) -> list[int]:
     order = np.argsort(ours, kind="stable")
     low = np.searchsorted(ours[order], theirs[probes], side="left")
     high = np.searchsorted(ours[order], theirs[probes], side="right")
-    found = [
+    differences = [
         order[i:j][:: max(1, (j - i) // _MAX_OFFSETS)] - probe for i, j, probe in zip(low, high, probes, strict=True)
     ]
-    offsets, counts = np.unique(np.concatenate(found), return_counts=True)
+    offsets, counts = np.unique(np.concatenate(differences), return_counts=True)
     most = np.argsort(-counts, kind="stable")[:_MAX_OFFSETS]
     return [int(offset) for offset in np.sort(offsets[most])]
 

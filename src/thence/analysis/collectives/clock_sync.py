@@ -306,15 +306,15 @@ def quantiles(group: Int64, value: Float64, groups: int, share: float) -> Float6
         value = value[np.argsort(narrow, kind="stable")]
     count = np.bincount(group, minlength=groups)
     first = np.cumsum(count) - count
-    found = np.full(groups, np.nan)
+    result = np.full(groups, np.nan)
     for size in np.unique(count[count > 0]):
         alike = np.flatnonzero(count == size)
         place = (size - 1) * share
         low = int(place)
         high = min(low + 1, size - 1)
         table = np.partition(value[first[alike, None] + np.arange(size)], (low, high), axis=1)
-        found[alike] = table[:, low] + (table[:, high] - table[:, low]) * (place - low)
-    return found
+        result[alike] = table[:, low] + (table[:, high] - table[:, low]) * (place - low)
+    return result
 
 
 def _connected_components(rank: Int64, instance: Int64, ranks: int) -> Int64:

@@ -83,10 +83,12 @@ def first_calls(trace: Attributed, rows: pl.DataFrame) -> FirstCalls:
     numbered = eager.filter("first", pl.col("sequence") == 1)
     evident = (numbered, _long_ops(trace, eager), _after_initialising(trace, eager))
     seeds = pl.concat([part.select("instance") for part in evident]).unique()
-    found = eager.join(seeds, on="instance", how="semi")
-    if found.is_empty() or found.height == rows.height:
+    earliest = eager.join(seeds, on="instance", how="semi")
+    if earliest.is_empty() or earliest.height == rows.height:
         return NONE
-    return FirstCalls(found["row"].sort(), found.height, found["group"].n_unique(), int(found["duration"].sum()))
+    return FirstCalls(
+        earliest["row"].sort(), earliest.height, earliest["group"].n_unique(), int(earliest["duration"].sum())
+    )
 
 
 def first_calls_of_ranks(trace: Attributed, rows: pl.DataFrame) -> pl.Series:
@@ -98,11 +100,11 @@ def first_calls_of_ranks(trace: Attributed, rows: pl.DataFrame) -> pl.Series:
     """
     instance = pl.struct("instance", "rank").rank("dense").alias("instance")
     alone = rows.with_columns(instance)
-    found = alone.filter(pl.col("row").is_in(first_calls(trace, alone).row.implode()))
+    earliest = alone.filter(pl.col("row").is_in(first_calls(trace, alone).row.implode()))
     every = alone.group_by("rank").len("every")
-    left_out = found.group_by("rank").len("left_out").join(every, on="rank")
+    left_out = earliest.group_by("rank").len("left_out").join(every, on="rank")
     kept = left_out.filter(pl.col("left_out") < pl.col("every"))["rank"]
-    return found.filter(pl.col("rank").is_in(kept.implode()))["row"]
+    return earliest.filter(pl.col("rank").is_in(kept.implode()))["row"]
 
 
 def _long_ops(trace: Attributed, rows: pl.DataFrame) -> pl.DataFrame:

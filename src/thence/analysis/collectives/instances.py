@@ -127,8 +127,8 @@ def collective_instances(trace: Attributed) -> Instances:
         *("row", "gpu", "rank", "device", "collective", "bytes", "group_size", "source_rank"),
         *("sequence", "start", "end", "launch", "group", "of_xla", "replayed", "instance"),
     )
-    found = counted.select(*columns, "members", "matched", "batched", "piece", unmatched=unmatched)
-    return Instances(*merged_batches(found.sort("piece").drop("piece"), trace.collectives))
+    instances = counted.select(*columns, "members", "matched", "batched", "piece", unmatched=unmatched)
+    return Instances(*merged_batches(instances.sort("piece").drop("piece"), trace.collectives))
 
 
 def _devices(rows: pl.DataFrame) -> pl.Series:
@@ -197,8 +197,8 @@ def _in_job(name: str) -> pl.Expr:
     ranks of the job. The position is kept as it is if the list of ranks is cut off; a number that exceeds 32 bits or
     a position outside of the list gives null.
     """
-    one = pl.col("source_rank").is_null() != pl.col("destination_rank").is_null()
-    listed = pl.when(one).then(pl.col("group_ranks").cast(pl.String))
+    exclusive = pl.col("source_rank").is_null() != pl.col("destination_rank").is_null()
+    listed = pl.when(exclusive).then(pl.col("group_ranks").cast(pl.String))
     whole = listed.str.contains(r"^\[\d+(, ?\d+)*\]$")
     numbers = pl.when(whole).then(listed).str.extract_all(r"\d+")
     members = numbers.cast(pl.List(pl.Int32), strict=False)

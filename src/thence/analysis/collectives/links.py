@@ -47,9 +47,9 @@ def links_of(trace: Attributed, rows: pl.DataFrame) -> pl.DataFrame:
         pl.col("rank").unique(), pl.col("group_size").max(), devices=pl.struct("rank", "device").n_unique()
     )
     nodes, whole = nodes_of(trace.meta.devices), not ranks_of_job(trace).missing
-    found = [_link(group, nodes, whole_job=whole) for group in groups.iter_rows(named=True)]
+    links = [_link(group, nodes, whole_job=whole) for group in groups.iter_rows(named=True)]
     schema = {"link": pl.String, "link_unknown": pl.String}
-    told = groups.select(_GROUP).hstack(pl.DataFrame(found, schema=schema, orient="row"))
+    told = groups.select(_GROUP).hstack(pl.DataFrame(links, schema=schema, orient="row"))
     joined = described.join(told, on=_GROUP, how="left", nulls_equal=True, maintain_order="left")
     return joined.drop("messages", "listed")
 

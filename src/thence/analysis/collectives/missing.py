@@ -125,14 +125,14 @@ def _size_of_groups(tables: Tables) -> int | None:
     program = tables.gpu["program"].gather(rows["gpu"].cast(pl.UInt32))
     groups = rows.filter(program.is_null()).select("group_size", pl.col("group_ranks").cast(pl.String)).unique()
     highest, devices = max(tables.ranks, default=0), _devices_of_a_rank(tables)
-    found = 0
+    largest = 0
     for size, members in groups.drop_nulls("group_size").iter_rows():
         numbers, whole = listed_ranks(members or "")
         ranks, rest = divmod(size, devices)
         from_0 = numbers[:-1] == list(range(len(numbers[:-1])))
         if highest < ranks <= _MAX_RANKS and not rest and not whole and from_0:
-            found = max(found, ranks)
-    return found or None
+            largest = max(largest, ranks)
+    return largest or None
 
 
 def listed_ranks(members: str) -> tuple[list[int], bool]:

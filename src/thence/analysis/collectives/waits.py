@@ -159,16 +159,20 @@ def _waits(places: pl.DataFrame) -> pl.DataFrame:
     kind, number, start = pl.col("collective"), pl.col("number"), pl.col("start")
     # A batch that ended before its peer began did not need it.
     ends = _over_instance(places, own_end=pl.when("own").then("end"))
-    there = pl.col("own") | (start <= pl.col("most_own_end"))
+    before_end = pl.col("own") | (start <= pl.col("most_own_end"))
     needed = (
-        pl.when(kind.is_in(FROM_ROOT)).then("root").when(kind.is_in(TO_ROOT)).then(~pl.col("root")).otherwise(there)
+        pl.when(kind.is_in(FROM_ROOT))
+        .then("root")
+        .when(kind.is_in(TO_ROOT))
+        .then(~pl.col("root"))
+        .otherwise(before_end)
     )
     # The last participant to arrive among those that others need; numbers are in order of arrival in each instance.
     arrivals = _over_instance(
         ends,
         last=pl.when(needed).then(number),
         arrival=pl.when(needed).then(start),
-        covered=there & pl.col("all_shown"),
+        covered=before_end & pl.col("all_shown"),
     )
     last, arrival = number == pl.col("most_last"), pl.col("most_arrival")
     waits = pl.when(kind.is_in(FROM_ROOT)).then(~pl.col("root")).when(kind.is_in(TO_ROOT)).then("root").otherwise(~last)

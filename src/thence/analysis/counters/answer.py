@@ -48,7 +48,7 @@ _RATES = {
 """Amounts that a table shows in a ns of the time that was sampled, with heading and divisor."""
 _SHOWN = {"padding": ("padding", ".3f"), "sm_active_share": ("SMs active", ".1%"), "warps_per_sm": ("warps", ".1f"),
           "watts": ("watts", ",.0f")}  # fmt: skip
-_MOST_LEFT_OUT = 4
+_MAX_LEFT_OUT = 4
 _MAX_APART = 0.05
 """Share of the time from the first step to the last one that may be in no step, where energy is that of steps."""
 _PADDED = 1.02
@@ -100,8 +100,8 @@ class Counters:
         """
         yield from (f"hardware counters: {text}" for text in self.trouble)
         if self.left_out:
-            names = ", ".join(f"{name} ({text})" for name, text in self.left_out[:_MOST_LEFT_OUT])
-            more = len(self.left_out) - _MOST_LEFT_OUT
+            names = ", ".join(f"{name} ({text})" for name, text in self.left_out[:_MAX_LEFT_OUT])
+            more = len(self.left_out) - _MAX_LEFT_OUT
             yield f"hardware counters that were not sampled: {names}" + (f" and {more} more" if more > 0 else "")
         for row in self.energy.iter_rows(named=True):
             per_step = row["joules_per_step"]
@@ -154,71 +154,76 @@ def counters_of(trace: Attributed) -> Counters | None:
     facts = [fact for fact in trace.meta.facts if fact.get("counters")]
     whole = trace.part_of[0] if trace.part_of else trace
     chosen = set(trace.counters.select("rank", "device").unique().rows())
-    devices = [found for found in sampled_devices(whole) if (found.rank, found.device) in chosen]
+    devices = [of_device for of_device in sampled_devices(whole) if (of_device.rank, of_device.device) in chosen]
     if not facts and not devices:
         return None
-    with_energy = [found for found in devices if ENERGY in found.amounts]
-    sampled = [found for found in devices if ENERGY not in found.amounts]
+    with_energy = [of_device for of_device in devices if ENERGY in of_device.amounts]
+    sampled = [of_device for of_device in devices if ENERGY not in of_device.amounts]
     energies = [
         (
-            found.rank,
-            found.device,
-            float(found.amounts[ENERGY].sum()),
-            int((found.end - found.start).sum()),
-            *energy_of_steps(whole, found),
+            of_device.rank,
+            of_device.device,
+            float(of_device.amounts[ENERGY].sum()),
+            int((of_device.end - of_device.start).sum()),
+            *energy_of_steps(whole, of_device),
         )
-        for found in with_energy
+        for of_device in with_energy
     ]
-    windows = [pl.DataFrame(schema=WINDOWS), *(found.windows().cast(WINDOWS) for found in sampled)]  # type: ignore[arg-type]
+    windows = [pl.DataFrame(schema=WINDOWS), *(of_device.windows().cast(WINDOWS) for of_device in sampled)]  # type: ignore[arg-type]
     of_facts = [dict(fact["counters"]) for fact in facts]
     in_cycle = {tensor_flop_in_cycle(d.compute_capability) for d in trace.meta.devices if (d.rank, d.device) in chosen}
     intervals = {fact.get("interval_ns") for fact in of_facts} - {None}
     return Counters(
         pl.concat(windows),
-        pl.DataFrame([row for found in sampled for row in _totals(found)], TOTALS, orient="row"),
+        pl.DataFrame([row for of_device in sampled for row in _totals(of_device)], TOTALS, orient="row"),
         pl.DataFrame(energies, ENERGIES, orient="row"),
         tuple(dict.fromkeys(pair for fact in facts for pair in (fact.get("counters_left_out") or {}).items())),
-        tuple(dict.fromkeys((*_troubles(of_facts), *map(_cut, (found for found in sampled if found.left_out))))),
+        tuple(
+            dict.fromkeys(
+                (*_troubles(of_facts), *map(_cut, (of_device for of_device in sampled if of_device.left_out)))
+            )
+        ),
         intervals.pop() if len(intervals) == 1 else None,
         in_cycle.pop() if len(in_cycle) == 1 else None,
     )
 
 
-def energy_of_steps(trace: Attributed, found: Sampled) -> tuple[int, float | None]:
+def energy_of_steps(trace: Attributed, sampled: Sampled) -> tuple[int, float | None]:
     """How many whole steps ran while energy was read, and the joules of one, as `Counters.energy` has them."""
     times = trace.step_times
     if times.is_empty():
-        times = trace.steps.filter(pl.col("device").is_null() | (pl.col("device") == found.device))
+        times = trace.steps.filter(pl.col("device").is_null() | (pl.col("device") == sampled.device))
     steps = times.select("start", "duration", end=pl.col("start") + pl.col("duration")).filter(
-        times["rank"] == found.rank, pl.col("start") >= int(found.start[0]), pl.col("end") <= int(found.end[-1])
+        times["rank"] == sampled.rank, pl.col("start") >= int(sampled.start[0]), pl.col("end") <= int(sampled.end[-1])
     )
     if steps.is_empty():
         return 0, None
     begin, end = int(steps["start"].min()), int(steps["end"].max())  # type: ignore[arg-type]
-    readings = np.stack([found.start, found.end], axis=1).ravel()
-    used = np.cumsum(np.stack([np.zeros(len(found.start)), found.amounts[ENERGY]], axis=1).ravel())
+    readings = np.stack([sampled.start, sampled.end], axis=1).ravel()
+    used = np.cumsum(np.stack([np.zeros(len(sampled.start)), sampled.amounts[ENERGY]], axis=1).ravel())
     joules = float(np.interp(end, readings, used) - np.interp(begin, readings, used))
     apart = end - begin - int(steps["duration"].sum()) > _MAX_APART * (end - begin)
-    late = float((found.amounts[ENERGY] / (found.end - found.start)).max()) * COUNTER_ENERGY_EDGE_NS
+    late = float((sampled.amounts[ENERGY] / (sampled.end - sampled.start)).max()) * COUNTER_ENERGY_EDGE_NS
     if apart or 2 * late > COUNTER_ERROR_SHARE * joules:
         return steps.height, None
     return steps.height, joules / steps.height
 
 
-def _totals(found: Sampled) -> Iterator[tuple[Any, ...]]:
+def _totals(sampled: Sampled) -> Iterator[tuple[Any, ...]]:
     """Rows of `Counters.totals`."""
-    for name, amounts in found.amounts.items():
+    for name, amounts in sampled.amounts.items():
         total = float(amounts.sum())
-        idle = None if name in CLOCKS else found.shares[name].idle
+        idle = None if name in CLOCKS else sampled.shares[name].idle
         share = None if idle is None or not total else idle / total
-        yield found.rank, found.device, name, BY_NAME[name].unit, total, idle, share
+        yield sampled.rank, sampled.device, name, BY_NAME[name].unit, total, idle, share
 
 
-def _cut(found: Sampled) -> str:
+def _cut(sampled: Sampled) -> str:
     """What is said of a device of which not all samples are shared."""
     return (
-        f"{several(found.left_out, 'sample')} of rank {found.rank} GPU {found.device} are not shared, because too many "
-        "activities ran in the samples before; --window and --steps do not help, a recording with fewer windows does"
+        f"{several(sampled.left_out, 'sample')} of rank {sampled.rank} GPU {sampled.device} are not shared, because "
+        "too many activities ran in the samples before; --window and --steps do not help, a recording with fewer "
+        "windows does"
     )
 
 

@@ -2,7 +2,7 @@
 
 Kinds of activities, which count at the same rates, are those of one name, grid, block and place (HLO instruction,
 module with its layers folded, or label), whose durations do not differ by more than `COUNTER_KIND_RATIO` from one to
-the next longer: launches of one kernel for two shapes do. If there are more than `_MOST_KINDS`, places and then all but
+the next longer: launches of one kernel for two shapes do. If there are more than `_MAX_KINDS`, places and then all but
 names are left out.
 """
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 CLOCKS = ("gr_elapsed_cycles", "sm_elapsed_cycles")
 """Counters that tell how fast a clock ran. They count whatever runs, so they are shared by time alone."""
-_MOST_KINDS = 200
-_MOST_PAIRS = 4_000_000
+_MAX_KINDS = 200
+_MAX_PAIRS = 4_000_000
 """Pairs of a sample and an activity that are shared: 300 windows of 40 ms with kernels of 10 us have as many."""
 _GAP_RATIO = 2
 """Samples that begin later than this many of their own lengths after the one before begin another window."""
@@ -104,13 +104,13 @@ def sampled_devices(trace: Attributed) -> tuple[Sampled, ...]:
     Args:
         trace: a whole trace: samples hold the work of all of its activities, whatever is selected.
     """
-    found: list[Sampled] = []
+    devices: list[Sampled] = []
     for (rank, device), rows in trace.counters.group_by("rank", "device", maintain_order=True):
         held = [counter.name for counter in COUNTERS if rows[counter.name].null_count() < rows.height]
         for names in dict.fromkeys(tuple(name for name in held if _same(rows[name], rows[first])) for first in held):
             samples = rows.filter(pl.col(names[0]).is_not_null()).sort("start")
-            found.append(_sampled(trace, int(str(rank)), int(str(device)), samples, names))
-    return tuple(found)
+            devices.append(_sampled(trace, int(str(rank)), int(str(device)), samples, names))
+    return tuple(devices)
 
 
 def _same(left: pl.Series, right: pl.Series) -> bool:
@@ -133,7 +133,7 @@ def _sampled(trace: Attributed, rank: int, device: int, samples: pl.DataFrame, n
         np.maximum(after, first), minlength=len(start) + 1
     )
     reached = np.cumsum(np.cumsum(change)[:-1])
-    most = len(start) if ENERGY in names else int(np.searchsorted(reached, _MOST_PAIRS, side="right"))
+    most = len(start) if ENERGY in names else int(np.searchsorted(reached, _MAX_PAIRS, side="right"))
     kept = max(most, 1)
     inside = (after > first) & (first < kept)
     rows = gpu["row"].cast(pl.Int64).to_numpy()[inside]
@@ -159,12 +159,12 @@ def kinds(trace: Attributed, rows: Int64) -> Int64:
     kind = np.zeros(0, np.int64)
     for columns in (("name", "grid", "block", "place"), ("name", "grid", "block"), ("name",)):
         kind = _in_order(_split_by_duration(what, columns))
-        if int(kind.max(initial=-1)) < _MOST_KINDS:
+        if int(kind.max(initial=-1)) < _MAX_KINDS:
             return kind
     time = np.bincount(kind, what["duration"].to_numpy())
     rank = np.empty(len(time), np.int64)
     rank[np.argsort(-time, kind="stable")] = np.arange(len(time))
-    rare: Int64 = np.minimum(rank, _MOST_KINDS - 1)[kind]
+    rare: Int64 = np.minimum(rank, _MAX_KINDS - 1)[kind]
     return rare
 
 

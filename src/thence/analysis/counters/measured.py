@@ -204,10 +204,10 @@ def _frame(summed: _Sums, total: Float64, precision: float) -> pl.DataFrame:
     figures: dict[str, pl.Series] = {}
     errors: dict[str, pl.Series] = {}
     for name in FIGURES:
-        found = _figure(summed, name)
-        if found is None:
+        figure = _figure(summed, name)
+        if figure is None:
             continue
-        value, error = found
+        value, error = figure
         shown = np.isfinite(value) & (error <= precision)
         figures[name] = pl.Series(np.where(shown, value, np.nan)).fill_nan(None)
         errors[name] = pl.Series(np.where(np.isfinite(value) & np.isfinite(error), error, np.nan)).fill_nan(None)
@@ -236,13 +236,13 @@ def _figure(summed: _Sums, name: str) -> tuple[Float64, Float64] | None:
         flop = summed.amount["tensor_cycles"] * per_cycle
         whole = (known >= _KNOWN_SHARE) | (summed.amount["tensor_cycles"] == 0)
         return np.where(whole & _seen(summed, name), flop, np.nan), summed.error("tensor_cycles")
-    of, over, error = {
+    dividend, divisor, error = {
         "padding": ("padded_cycles", "asked_cycles", "tensor_cycles"),
         "sm_active_share": ("sm_active_cycles", "all_sm_cycles", "sm_active_cycles"),
         "warps_per_sm": ("warps", "all_sm_cycles", "warps"),
         "watts": (ENERGY, "energy_ns", ENERGY),
     }.get(name, ("", "", ""))
-    value = _ratio(summed, of, over)
+    value = _ratio(summed, dividend, divisor)
     if value is None:
         return None
     return (1e9 * value if name == "watts" else value), summed.error(error)
@@ -254,10 +254,10 @@ def _seen(summed: _Sums, name: str) -> Mask:
     return seen
 
 
-def _ratio(summed: _Sums, of: str, over: str) -> Float64 | None:
+def _ratio(summed: _Sums, dividend: str, divided_by: str) -> Float64 | None:
     """One sum over another, not a number where that is 0; None if either was not counted."""
-    if of not in summed.amount or over not in summed.amount:
+    if dividend not in summed.amount or divided_by not in summed.amount:
         return None
-    divisor = summed.amount[over]
-    ratio: Float64 = np.divide(summed.amount[of], divisor, out=np.full(summed.places, np.nan), where=divisor > 0)
+    divisor = summed.amount[divided_by]
+    ratio: Float64 = np.divide(summed.amount[dividend], divisor, out=np.full(summed.places, np.nan), where=divisor > 0)
     return ratio

@@ -28,7 +28,7 @@ USE = {
     "share": pl.Float64(),
 }  # fmt: skip
 """Columns of `use_over_time`; counter: what is used, and its limit."""
-_MOST_VALUES = 20_000
+_MAX_VALUES = 20_000
 """Most values of one counter of a device; with more, neighbours in a window become one."""
 
 
@@ -62,7 +62,7 @@ def _first_of_values(sampled: Sampled) -> Int64:
     """The positions of the samples at which a value begins; no value reaches over the end of a window."""
     samples, starts = len(sampled.start), sampled.window_starts
     number = np.arange(samples) - np.repeat(starts, np.diff(starts, append=samples))
-    return np.flatnonzero(number % -(-samples // _MOST_VALUES) == 0)
+    return np.flatnonzero(number % -(-samples // _MAX_VALUES) == 0)
 
 
 def _limit(figure: str, peaks: Peaks | None, highest: float) -> tuple[str, float | None]:

@@ -347,19 +347,19 @@ def _of_samples_and_edges(shares: Shares, pieces: Pieces, edge_ns: float) -> Flo
     pairs, places = shares.pairs, pieces.places
     sample, rate = pairs.sample[pieces.pair], pairs.rate[pieces.pair]
     cell, number = np.unique(sample * places + pieces.place, return_inverse=True)
-    at, place = cell // places, cell % places
+    sample_of_cell, place = cell // places, cell % places
 
     def of_cells(values: Float64) -> Float64:
         return sums(number, values[pieces.pair] * pieces.weight, len(cell))
 
     work, spread = pairs.time * shares.rates[pairs.rate], pairs.time * shares.variance[pairs.rate]
-    part = np.clip(_ratio(of_cells(work), shares.expected[at]), 0.0, 1.0)
-    own, all_spread = of_cells(spread), pairs.per_sample(spread)[at]
+    part = np.clip(_ratio(of_cells(work), shares.expected[sample_of_cell]), 0.0, 1.0)
+    own, all_spread = of_cells(spread), pairs.per_sample(spread)[sample_of_cell]
     of_samples = sums(place, _ratio(own * np.maximum(all_spread - own, 0.0), all_spread), places)
     edge = edge_ns / 2 * pairs.edges * shares.rates[pairs.rate]
     uneven = edge + COUNTER_UNEVEN * np.sqrt(spread)
     kind, of_kind = np.unique(pieces.place * pairs.rates + rate, return_inverse=True)
     lost = sums(of_kind, uneven[pieces.pair] * pieces.weight * (1 - part[number]), len(kind))
-    gained = sums(place, part * np.maximum(pairs.per_sample(edge)[at] - of_cells(edge), 0.0), places)
+    gained = sums(place, part * np.maximum(pairs.per_sample(edge)[sample_of_cell] - of_cells(edge), 0.0), places)
     variance: Float64 = of_samples + sums(kind // pairs.rates, lost**2, places) + gained**2
     return variance

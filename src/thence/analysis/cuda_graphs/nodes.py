@@ -140,15 +140,15 @@ def graph_runs(trace: Attributed, launch: Int64, labels: Sequence[GraphLabels]) 
     for graph in executed(replays):
         left[graph.rows] = False
         for file, of_file in fitting[graph.rank]:
-            found = match(graph, file, of_file, replays.kinds.frame)
-            if found.refused is not None or found.graph is None:
+            candidate = match(graph, file, of_file, replays.kinds.frame)
+            if candidate.refused is not None or candidate.graph is None:
                 continue
-            number, row = np.array(found.number, np.int64), np.array(found.row, np.int64)
+            number, row = np.array(candidate.number, np.int64), np.array(candidate.row, np.int64)
             order = np.argsort(number)
             position = np.searchsorted(number, graph.number, sorter=order).clip(0, len(order) - 1)
             matched = order[position]
             node = np.where(number[matched] == graph.number, row[matched], NO_ROW)
-            runs = GraphRuns(found.graph, file, graph.id, graph.rows, launch[graph.rows], node)
+            runs = GraphRuns(candidate.graph, file, graph.id, graph.rows, launch[graph.rows], node)
             if len((once := _known_once(runs)).rows):
                 yield once
                 break

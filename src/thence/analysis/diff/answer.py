@@ -322,11 +322,11 @@ class Diff(Answer):
 
 def _versions(side: Sequence[Sample]) -> dict[str, str]:
     """The versions that the runs of a side record; different versions are joined by commas."""
-    found: dict[str, set[str]] = {}
+    versions_of: dict[str, set[str]] = {}
     for sample in side:
         for name, version in sample.conditions.versions.items():
-            found.setdefault(name, set()).add(version)
-    return {name: ", ".join(sorted(versions)) for name, versions in found.items()}
+            versions_of.setdefault(name, set()).add(version)
+    return {name: ", ".join(sorted(versions)) for name, versions in versions_of.items()}
 
 
 def _run_json(sample: Sample) -> dict[str, Any]:
@@ -359,15 +359,15 @@ def compare(before: Sequence[Sample], after: Sequence[Sample], same_share: float
     renamed = _renamed(matches)
     means = run_means([*before, *after], renamed)
     ours, theirs = range(len(before)), range(len(before), len(before) + len(after))
-    found = estimates(means, ours, theirs)
+    estimated = estimates(means, ours, theirs)
     step = means.keys.index((STEP, ALL))
-    frame, left_out = judged_rows(means, found, step, (ours, theirs), matches, same_share)
+    frame, left_out = judged_rows(means, estimated, step, (ours, theirs), matches, same_share)
     is_step = (pl.col("by") == STEP) & (pl.col("name") == ALL)
     whole = frame.filter(is_step).row(0, named=True)
     total = Row(*(whole[k] for k in ("before_ns", "after_ns", "low_ns", "high_ns", "verdict", "more_runs")))
     rows = frame.filter(~is_step)
     moved = moved_time(*kernels, max(total.before_ns, total.after_ns))
-    known_share = None if found.between else ONE_RUN_STEP_SHARE
+    known_share = None if estimated.between else ONE_RUN_STEP_SHARE
     streams = moved_work(before, after, renamed, total.to_json(), known_share)
     explained = explain(total.to_json(), rows, moved, kernels, known_share)
     work = work_change([run.work for run in before], [run.work for run in after])
@@ -384,7 +384,7 @@ def compare(before: Sequence[Sample], after: Sequence[Sample], same_share: float
         rows,
         tuple(moved),
         (explained[0], *told, *explained[1:]),
-        found.between,
+        estimated.between,
         left_out,
         means,
         _folded([*before, *after], (ours, theirs), same_share),
@@ -409,8 +409,8 @@ def _folded(samples: Sequence[Sample], sides: tuple[range, range], same_share: f
     if not names:
         return None
     means = run_means(some, names)
-    found = estimates(means, *sides)
-    frame, _ = judged_rows(means, found, means.keys.index((STEP, ALL)), sides, (), same_share)
+    estimated = estimates(means, *sides)
+    frame, _ = judged_rows(means, estimated, means.keys.index((STEP, ALL)), sides, (), same_share)
     return frame.filter(pl.col("by").is_in(LAYERED))
 
 
@@ -420,7 +420,7 @@ def _sources(side: Sequence[Sample]) -> set[str]:
 
 def judged_rows(
     means: RunMeans,
-    found: Estimates,
+    estimated: Estimates,
     step: int,
     sides: tuple[range, range],
     matches: Sequence[Match],
@@ -436,34 +436,34 @@ def judged_rows(
         matches: rows of different names that are one.
         same_share: share of a row's time up to which a difference is none.
     """
-    step_ns = max(found.before[step], found.after[step])
+    step_ns = max(estimated.before[step], estimated.after[step])
     least = NEGLIGIBLE_STEP_SHARE * step_ns
     parts = np.array([by in _WHOLE for by, _ in means.keys], np.bool_)
     whole = np.array([key in _ALWAYS for key in means.keys], np.bool_)
-    kept = np.flatnonzero(whole | (np.maximum(found.before, found.after) >= least))
-    new, gone = ((_new_or_gone(means, one, other) & ~parts)[kept] for one, other in ((sides[1], sides[0]), sides))
-    margin = np.maximum(same_share * found.before[kept], least)
+    kept = np.flatnonzero(whole | (np.maximum(estimated.before, estimated.after) >= least))
+    new, gone = ((_new_or_gone(means, side, other) & ~parts)[kept] for side, other in ((sides[1], sides[0]), sides))
+    margin = np.maximum(same_share * estimated.before[kept], least)
     names = [means.keys[row] for row in kept]
-    known = np.zeros(len(kept)) if found.between else _known_to_differ(found, kept, names)
-    verdicts, needed = _verdicts(found, kept, (new, gone), margin, known, min(map(len, sides)))
+    known = np.zeros(len(kept)) if estimated.between else _known_to_differ(estimated, kept, names)
+    verdicts, needed = _verdicts(estimated, kept, (new, gone), margin, known, min(map(len, sides)))
     shown = dict(_short(names, matches))
     by_match = {(m.by, m.name): m.rule for m in matches}
-    difference = (found.after - found.before)[kept]
-    base = found.before[kept]
+    difference = (estimated.after - estimated.before)[kept]
+    base = estimated.before[kept]
     frame = pl.DataFrame(
         {
             "by": [by for by, _ in names],
             "name": [name for _, name in names],
             "short_name": [shown[key] for key in names],
             "before_ns": base,
-            "after_ns": found.after[kept],
+            "after_ns": estimated.after[kept],
             "difference_ns": difference,
-            "low_ns": found.low[kept],
-            "high_ns": found.high[kept],
+            "low_ns": estimated.low[kept],
+            "high_ns": estimated.high[kept],
             "difference_share": np.divide(difference, base, out=np.full(len(base), np.nan), where=base > 0),
             "verdict": verdicts,
             "more_runs": needed,
-            "p": np.where(new | gone, np.nan, found.p[kept]),
+            "p": np.where(new | gone, np.nan, estimated.p[kept]),
             "before_count": means.count[kept][:, [*sides[0]]].mean(axis=1),
             "after_count": means.count[kept][:, [*sides[1]]].mean(axis=1),
             "matched": [by_match.get(key) for key in names],
@@ -484,16 +484,16 @@ def _new_or_gone(means: RunMeans, side: range, other_side: range) -> Mask:
 
 
 def _known_to_differ(
-    found: Estimates, kept: npt.NDArray[np.int64], names: Sequence[tuple[str, str]]
+    estimated: Estimates, kept: npt.NDArray[np.int64], names: Sequence[tuple[str, str]]
 ) -> npt.NDArray[np.float64]:
     """By how much runs of the same program are known to differ in each row, ns."""
     shares = {STEP: ONE_RUN_STEP_SHARE, IDLE: ONE_RUN_IDLE_SHARE, COMMUNICATION: ONE_RUN_IDLE_SHARE}
     share = np.array([shares.get(by, ONE_RUN_WORK_SHARE) for by, _ in names])
-    return share * np.maximum(found.before, found.after)[kept]
+    return share * np.maximum(estimated.before, estimated.after)[kept]
 
 
 def _verdicts(
-    found: Estimates,
+    estimated: Estimates,
     kept: npt.NDArray[np.int64],
     alone: tuple[Mask, Mask],
     margin: npt.NDArray[np.float64],
@@ -513,10 +513,10 @@ def _verdicts(
     new, gone = alone
     tested = np.flatnonzero(~(new | gone))
     differs = np.zeros(len(kept), np.bool_)
-    differs[tested] = discoveries(found.p[kept][tested], FALSE_DISCOVERY_RATE)
-    difference = (found.after - found.before)[kept]
-    inside = (found.low[kept] >= -margin) & (found.high[kept] <= margin)
-    nothing = (found.before[kept] == 0) & (found.after[kept] == 0)
+    differs[tested] = discoveries(estimated.p[kept][tested], FALSE_DISCOVERY_RATE)
+    difference = (estimated.after - estimated.before)[kept]
+    inside = (estimated.low[kept] >= -margin) & (estimated.high[kept] <= margin)
+    nothing = (estimated.before[kept] == 0) & (estimated.after[kept] == 0)
     small = ~nothing & (np.abs(difference) <= known_ns)
     code = np.select(
         [new, gone, small, differs & (difference > 0), differs, inside],
@@ -525,12 +525,12 @@ def _verdicts(
     )
     verdicts = [VERDICTS[number] for number in code]
     level = FALSE_DISCOVERY_RATE * (1 + int(differs.sum())) / max(1, len(tested))
-    deviation = found.deviation[kept]
+    deviation = estimated.deviation[kept]
     known = np.isfinite(deviation)
     deviation = np.where(known, deviation, np.inf)
     needed = more_runs(np.maximum(np.abs(difference), margin), deviation, runs, min(level, FALSE_DISCOVERY_RATE))
     unknown = (code == VERDICTS.index("unknown")) & known
-    if not found.between:
+    if not estimated.between:
         needed = np.maximum(needed, 2)  # fewer than three runs a side hardly show how runs differ
     return verdicts, np.where(unknown, np.minimum(needed, MAX_RUNS), 0).tolist()
 

@@ -72,14 +72,14 @@ class NotChecked:
 def refusals(before: Sequence[Recorded], after: Sequence[Recorded]) -> tuple[Refusal, ...]:
     """The reasons why two sides cannot be compared; runs are compared with the first run whose value is known."""
     runs = [*before, *after]
-    found = [
+    differences = [
         *_duplicates(before, "before"),
         *_duplicates(after, "after"),
         *_unsound(runs),
         *(refusal for check in _CHECKS for refusal in check(runs)),
         *_shapes(before, after),
     ]
-    return tuple(found)
+    return tuple(differences)
 
 
 def _name(sample: Recorded) -> str:
@@ -109,11 +109,11 @@ def _differing(
 ) -> Iterator[Refusal]:
     """Yields one refusal for the first run whose known value differs from the first known value."""
     known = [(sample, value(sample.conditions)) for sample in runs]
-    known = [(sample, found) for sample, found in known if found]
-    for sample, found in known[1:]:
-        if found != known[0][1]:
+    known = [(sample, values) for sample, values in known if values]
+    for sample, values in known[1:]:
+        if values != known[0][1]:
             yield Refusal(
-                code, f"{what}: {_shown(known[0][1])} in {_name(known[0][0])}, {_shown(found)} in {_name(sample)}"
+                code, f"{what}: {_shown(known[0][1])} in {_name(known[0][0])}, {_shown(values)} in {_name(sample)}"
             )
             return
 
@@ -212,15 +212,15 @@ def _grid_difference(before: pl.DataFrame, after: pl.DataFrame) -> tuple[float, 
 def not_checked(before: Sequence[Recorded], after: Sequence[Recorded]) -> tuple[NotChecked, ...]:
     """The conditions that not every input records, so that they cannot be compared."""
     runs = [*before, *after]
-    found = []
+    unchecked = []
     if any(not sample.conditions.gpus for sample in runs):
-        found.append(NotChecked("gpu", "not every input names the GPU it ran on"))
+        unchecked.append(NotChecked("gpu", "not every input names the GPU it ran on"))
     if any(not sample.conditions.clocks for sample in runs):
         text = "the inputs do not state the clock rates of the GPUs"
-        found.append(NotChecked("clocks", f"{text}{_one_factor(before[0], after[0])}"))
+        unchecked.append(NotChecked("clocks", f"{text}{_one_factor(before[0], after[0])}"))
     if any(sample.conditions.grids.is_empty() for sample in runs):
-        found.append(NotChecked("shapes", "not every input has the grids of its kernels"))
-    return tuple(found)
+        unchecked.append(NotChecked("shapes", "not every input has the grids of its kernels"))
+    return tuple(unchecked)
 
 
 def _one_factor(before: Recorded, after: Recorded) -> str:

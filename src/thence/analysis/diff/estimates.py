@@ -78,12 +78,12 @@ def folds(rows: pl.DataFrame) -> dict[tuple[str, str], str]:
     Args:
         rows: by and name of the rows of both sides.
     """
-    found: dict[tuple[str, str], str] = {}
+    folded: dict[tuple[str, str], str] = {}
     paths = rows.filter(pl.col("by").is_in(LAYERED), pl.col("name") != UNATTRIBUTED)
     for by, names in paths.select("by", "name").unique().sort("name").group_by("by"):
         layers = folded_names(names["name"]).filter(pl.len().over("folded") > 1)
-        found |= {(str(by[0]), n): to for n, to in layers.select("name", "folded").iter_rows()}
-    return found
+        folded |= {(str(by[0]), n): to for n, to in layers.select("name", "folded").iter_rows()}
+    return folded
 
 
 def tree(rows: pl.DataFrame, depth: int) -> pl.DataFrame:
@@ -333,10 +333,10 @@ def discoveries(p: Float64, level: float = 0.05) -> Mask:
     order = np.argsort(p, kind="stable")
     allowed = level * np.arange(1, len(p) + 1) / max(1, len(p))
     passing = np.flatnonzero(p[order] <= allowed)
-    found = np.zeros(len(p), np.bool_)
+    discovered = np.zeros(len(p), np.bool_)
     if len(passing):
-        found[order[: passing[-1] + 1]] = True
-    return found
+        discovered[order[: passing[-1] + 1]] = True
+    return discovered
 
 
 def more_runs(wanted: Float64, deviation: Float64, runs: int, level: float) -> npt.NDArray[np.int64]:

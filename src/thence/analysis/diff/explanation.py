@@ -67,21 +67,21 @@ def explain(
         known_share: share of a step by which runs of the same program are known to differ, for sides of one run;
             None if the noise between runs was measured.
     """
-    found = signs(*kernels)
+    all_signs = signs(*kernels)
     head = _head(total, known_share)
     certain = _without_own_parts(rows.filter(pl.col("verdict").is_in(_TOLD)))
     if total["verdict"] in _TOLD:
-        causes = _causes(total["difference_ns"], rows, certain, found)
+        causes = _causes(total["difference_ns"], rows, certain, all_signs)
         named = [cause.text for cause in causes[:1]] or ["no single row explains it"]
         others = [f"also: {cause.text}" for cause in causes[1:_MORE]]
     else:
         named = [_undecided(total) if known_share is None else _too_little(total, known_share)]
-        certainly = [sign.text for sign in found[:1]]
+        certainly = [sign.text for sign in all_signs[:1]]
         certainly += [text for text in [_largest(certain)] if text is not None]
         if certainly:
-            beyond = "but certainly" if found or known_share is None else "but more than runs differ by:"
+            beyond = "but certainly" if all_signs or known_share is None else "but more than runs differ by:"
             named.append(f"{beyond} {certainly[0]}")
-        others = [f"also: {text}" for text in (*certainly[1:], *(s.text for s in found[1:]))]
+        others = [f"also: {text}" for text in (*certainly[1:], *(s.text for s in all_signs[1:]))]
     return (f"{head}: {'; '.join(named)}", *others, *_moved_texts(moved))
 
 
@@ -142,11 +142,11 @@ def _undecided(total: Mapping[str, Any]) -> str:
     return f"cannot be distinguished from noise; about {more:,} more {needed} needed"
 
 
-def _causes(difference: float, rows: pl.DataFrame, certain: pl.DataFrame, found: Sequence[Sign]) -> list[_Cause]:
+def _causes(difference: float, rows: pl.DataFrame, certain: pl.DataFrame, all_signs: Sequence[Sign]) -> list[_Cause]:
     """The causes of a difference of the step, at most one of each kind; the first is the one to name."""
     if not difference:
         return []
-    causes = [*_of_rows(difference, certain), *_of_signs(difference, rows, found)]
+    causes = [*_of_rows(difference, certain), *_of_signs(difference, rows, all_signs)]
     causes = [cause for cause in causes if cause.explained >= EXPLAINING_SHARE]
     if not causes:
         return []
@@ -205,10 +205,10 @@ def _kind(row: Mapping[str, Any]) -> str:
     return _IDLE_CAUSE if of_idle else str(row["by"])
 
 
-def _of_signs(difference: float, rows: pl.DataFrame, found: Sequence[Sign]) -> Iterator[_Cause]:
+def _of_signs(difference: float, rows: pl.DataFrame, all_signs: Sequence[Sign]) -> Iterator[_Cause]:
     idle = rows.filter(pl.col("by") == IDLE, pl.col("name") == ALL)["difference_ns"]
     grown = float(idle.sum())
-    for sign in found:
+    for sign in all_signs:
         ns = grown if sign.idle else sign.difference_ns
         what = "idle " if sign.idle else ""
         yield _Cause(_NAMED_CAUSE, f"{sign.text} ({what}{signed_ns(ns)})", _explained(ns, difference))
@@ -305,8 +305,8 @@ def signs(before: pl.DataFrame, after: pl.DataFrame) -> list[Sign]:
         after: as `kernels_of` returns it.
     """
     sides = before, after
-    found = [_inductor(sides), _precision(sides), _backend(sides), *_waits(sides)]
-    return [sign for sign in found if sign is not None]
+    candidates = [_inductor(sides), _precision(sides), _backend(sides), *_waits(sides)]
+    return [sign for sign in candidates if sign is not None]
 
 
 def _time(side: pl.DataFrame) -> float:
@@ -354,10 +354,10 @@ def _changed_word(
     sides: Sequence[pl.DataFrame], group: str, words: Sequence[tuple[str, re.Pattern[str]]]
 ) -> tuple[str, str, float] | None:
     parts = [_of_group(side, group) for side in sides]
-    found = [_main_word(part, words) for part in parts]
-    if found[0] is None or found[1] is None or found[0] == found[1]:
+    main_words = [_main_word(part, words) for part in parts]
+    if main_words[0] is None or main_words[1] is None or main_words[0] == main_words[1]:
         return None
-    return found[0], found[1], _time(parts[1]) - _time(parts[0])
+    return main_words[0], main_words[1], _time(parts[1]) - _time(parts[0])
 
 
 def _precision(sides: Sequence[pl.DataFrame]) -> Sign | None:
@@ -377,10 +377,10 @@ def _backend(sides: Sequence[pl.DataFrame]) -> Sign | None:
 def _waits(sides: Sequence[pl.DataFrame]) -> list[Sign]:
     """Operators in which the host waits and whose number per step changed; their copies take almost no device time."""
     counts = [dict(side.group_by("op").agg(pl.col("count").sum()).rows()) for side in sides]
-    found = []
+    waits = []
     for op in sorted(_WAITING_OPS & (counts[0].keys() | counts[1].keys())):
         before, after = (count.get(op, 0.0) for count in counts)
         if abs(after - before) >= 0.5:
             text = f"the host waits for the GPU in {op}, {before:.3g} -> {after:.3g} times per step"
-            found.append(Sign(text, 0.0, idle=True))
-    return found
+            waits.append(Sign(text, 0.0, idle=True))
+    return waits

@@ -114,27 +114,27 @@ def parse_bound(text: str) -> Bound:
     Raises:
         UsageError: the syntax is wrong, or no rows are of the kind that it names.
     """
-    found = _BOUND.fullmatch(text.strip())
-    if found is None:
+    match = _BOUND.fullmatch(text.strip())
+    if match is None:
         raise UsageError(
             f"--fail-on {text!r}: write WHAT>BOUND with the bound in %, ns, us, ms or s, or 0, such as 'total>5%', "
             "'label:forward/attention>10%', 'idle>1ms' or 'new:kernel>0'"
         )
-    kind, colon, name = found["what"].strip().partition(":")
+    kind, colon, name = match["what"].strip().partition(":")
     by = _WHOLE.get(kind, kind)
     named_whole = by in _WHOLE.values() and by != IDLE and colon
     unknown = by not in (*_WHOLE.values(), *COMPARED, NEW) or (by == NEW and name not in COMPARED)
     if unknown or (by in COMPARED and not name) or named_whole:
         kinds = ", ".join((*_WHOLE, "idle:CAUSE", *(f"{kind}:NAME" for kind in COMPARED), "new:KIND"))
-        raise UsageError(f"--fail-on {text!r}: cannot judge {found['what']!r}; choose one of {kinds}")
-    number = float(found["number"] or found["none"])
-    relative = found["unit"] == "%"
+        raise UsageError(f"--fail-on {text!r}: cannot judge {match['what']!r}; choose one of {kinds}")
+    number = float(match["number"] or match["none"])
+    relative = match["unit"] == "%"
     return Bound(
         text,
         by,
         name if colon else None,
         number / 100 if relative else None,
-        None if relative else number * _UNITS_NS[found["unit"] or "ns"],
+        None if relative else number * _UNITS_NS[match["unit"] or "ns"],
     )
 
 
@@ -165,16 +165,16 @@ def _judged(means: RunMeans, before: Sequence[int], after: Sequence[int], bound:
     return _against(bound, estimates(means, before, after, bound.share or 0.0), row, bound.ns or 0.0)
 
 
-def _against(bound: Bound, found: Estimates, row: int, limit: float, new: tuple[str, ...] = ()) -> Gate:
+def _against(bound: Bound, estimated: Estimates, row: int, limit: float, new: tuple[str, ...] = ()) -> Gate:
     """The gate of a row whose difference may be so many ns."""
-    low, high = float(found.low[row]) - limit, float(found.high[row]) - limit
+    low, high = float(estimated.low[row]) - limit, float(estimated.high[row]) - limit
     known = low > -float("inf")
     verdict = EXCEEDED if known and low > 0 else WITHIN if known and high <= 0 else MAY_BE
     return Gate(
         bound,
         verdict,
-        float(found.before[row]),
-        float(found.after[row]),
+        float(estimated.before[row]),
+        float(estimated.after[row]),
         low if known else None,
         high if known else None,
         new,
@@ -195,7 +195,7 @@ def _judged_new(means: RunMeans, before: Sequence[int], after: Sequence[int], bo
     rows = rows[np.argsort(-time[rows], kind="stable")]
     step = float(means.mean[means.keys.index((STEP, ALL)), [*before]].mean())
     limit = bound.ns if bound.share is None else bound.share * step
-    one = RunMeans(
+    new_means = RunMeans(
         [(NEW, str(bound.name))],
         means.mean[rows].sum(axis=0, keepdims=True),
         np.square(np.sqrt(means.least[rows]).sum(axis=0, keepdims=True)),
@@ -205,7 +205,9 @@ def _judged_new(means: RunMeans, before: Sequence[int], after: Sequence[int], bo
         means.share[rows].max(axis=0, keepdims=True, initial=0.0),
         means.steps,
     )
-    gate = _against(bound, estimates(one, before, after), 0, limit or 0.0, tuple(means.keys[row][1] for row in rows))
+    gate = _against(
+        bound, estimates(new_means, before, after), 0, limit or 0.0, tuple(means.keys[row][1] for row in rows)
+    )
     certain = (EXCEEDED if gate.after_ns else WITHIN) if not limit else WITHIN if not rows.size else gate.verdict
     return replace(gate, verdict=certain)
 
@@ -221,5 +223,5 @@ def _row(means: RunMeans, bound: Bound) -> int:
             return keys.index(candidate)
     held = [n for by, n in keys if by == bound.by and not n.endswith(PARTS)]
     close = [n for n in held if name.lower() in n.lower()][:5] or held[:5]
-    there = f"; there is {', '.join(clip(name, _NAMED) for name in close)}" if close else ""
-    raise MissingData(f"--fail-on {bound.text!r}: neither side has the {bound.by} {name}{there}")
+    suggestion = f"; there is {', '.join(clip(name, _NAMED) for name in close)}" if close else ""
+    raise MissingData(f"--fail-on {bound.text!r}: neither side has the {bound.by} {name}{suggestion}")

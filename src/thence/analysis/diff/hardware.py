@@ -36,7 +36,7 @@ FIGURES = {
 """What is compared: its name in a sentence, its format and its unit. Rates are means over the time of the samples, in
 which other times than those of kernels are, too; tensor_tflops of 16-bit types; over all devices."""
 _NORMAL_95 = 1.96
-_LEAST_SHARE = 0.01
+_MIN_SHARE = 0.01
 """A change by a smaller share has no sentence."""
 
 
@@ -106,7 +106,7 @@ def hardware_text(change: pl.DataFrame | None) -> str | None:
     for row in change.drop_nulls().iter_rows(named=True):
         certain = not row["low"] <= 0 <= row["high"]
         share = (row["after"] - row["before"]) / row["before"] if row["before"] else None
-        if certain and share is not None and abs(share) >= _LEAST_SHARE:
+        if certain and share is not None and abs(share) >= _MIN_SHARE:
             name, form, unit = FIGURES[row["figure"]]
             parts.append(f"{name} {row['before']:{form}} -> {row['after']:{form}}{unit} ({signed_share(share)})")
     return f"the hardware's counters: {', '.join(parts)}" if parts else None

@@ -100,7 +100,7 @@ def matched_names(before: pl.DataFrame, after: pl.DataFrame, sources: tuple[set[
     sides = [_main_places(side, common) for side in (before, after)]
     names = pl.Series([name for side in sides for name in side], dtype=pl.String)
     groups = dict(zip(names, groups_of_names(names), strict=True))
-    found: list[Match] = []
+    matches: list[Match] = []
     passes: tuple[tuple[str, Callable[[str, tuple[Any, ...]], Hashable], bool], ...] = (
         ("place", lambda _, place: place if any(place) else None, True),
         ("place", lambda name, place: (place, family(name)) if any(place) else None, False),
@@ -108,10 +108,10 @@ def matched_names(before: pl.DataFrame, after: pl.DataFrame, sources: tuple[set[
         ("group", lambda name, place: _group_at(groups[name], place), True),
     )
     for rule, key, single in passes:
-        found += _paired(sides, "kernel", rule, key, single=single)
+        matches += _paired(sides, "kernel", rule, key, single=single)
     lines = [dict.fromkeys(names - others, ()) for names, others in _both(sources)]
-    found += _paired(lines, "source", "line", lambda name, _: _LINE.sub("", name), single=False)
-    return tuple(found)
+    matches += _paired(lines, "source", "line", lambda name, _: _LINE.sub("", name), single=False)
+    return tuple(matches)
 
 
 def _both(pair: tuple[set[str], set[str]]) -> tuple[tuple[set[str], set[str]], ...]:
@@ -141,8 +141,8 @@ def _paired(
     keyed: tuple[dict[Hashable, list[str]], ...] = ({}, {})
     for by_key, side in zip(keyed, sides, strict=True):
         for name, place in side.items():
-            if (found := key(name, place)) is not None:
-                by_key.setdefault(found, []).append(name)
+            if (name_key := key(name, place)) is not None:
+                by_key.setdefault(name_key, []).append(name)
     matches = []
     for shared in keyed[0].keys() & keyed[1].keys():
         ours, theirs = sorted(keyed[0][shared]), sorted(keyed[1][shared])
@@ -176,13 +176,13 @@ def moved_time(before: pl.DataFrame, after: pl.DataFrame, step_ns: float) -> lis
         per step) and ``before_count`` and ``after_count``; most time first.
     """
     gone, new = (
-        _on_one_side_only(one, other)
-        for one, other in ((_placed(before), _placed(after)), (_placed(after), _placed(before)))
+        _on_one_side_only(here, other)
+        for here, other in ((_placed(before), _placed(after)), (_placed(after), _placed(before)))
     )
     rows = []
     for by, outer in {(by, _outermost(place)) for by, place in gone.keys() | new.keys()}:
         sides = [
-            {place: kernels for (of, place), kernels in side.items() if (of, _outermost(place)) == (by, outer)}
+            {place: kernels for (kind, place), kernels in side.items() if (kind, _outermost(place)) == (by, outer)}
             for side in (gone, new)
         ]
         if sides[0].keys() == sides[1].keys():

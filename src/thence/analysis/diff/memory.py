@@ -19,7 +19,7 @@ ALL, BEFORE = "all", "before the trace"
 MEMORY = {"by": pl.String(), "name": pl.String(), "bytes": pl.Float64()}
 """Columns of `memory_of`: bytes at the peak of the device (else of the XLA program) with the highest one. The row by
 `ALL` is the peak, that by `BEFORE` the part of it from before the trace; the rows of each of `KINDS` are the rest."""
-_LEAST_SHARE = 0.01
+_MIN_SHARE = 0.01
 """A change of the peak that is a smaller share of it has no sentence."""
 
 
@@ -79,7 +79,7 @@ def memory_text(change: pl.DataFrame | None) -> str | None:
         return None
     peak = change.filter(pl.col("by") == ALL).row(0, named=True)
     difference = peak["difference_bytes"]
-    if abs(difference) < _LEAST_SHARE * max(peak["before_bytes"], 1):
+    if abs(difference) < _MIN_SHARE * max(peak["before_bytes"], 1):
         return None
     what = "rose" if difference > 0 else "fell"
     text = (

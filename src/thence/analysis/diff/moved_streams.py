@@ -146,11 +146,11 @@ def moved_work(
             the noise between runs was measured.
     """
     samples = [*before, *after]
-    found = [sample.streams for sample in samples if sample.streams is not None]
-    if len(found) < len(samples) or min(map(_streams, found)) < 1 or not any(map(_may_move, found)):
+    recorded = [sample.streams for sample in samples if sample.streams is not None]
+    if len(recorded) < len(samples) or min(map(_streams, recorded)) < 1 or not any(map(_may_move, recorded)):
         return None
     sides = range(len(before)), range(len(before), len(samples))
-    keys, classes, rows = _rows(found, renamed, sides)
+    keys, classes, rows = _rows(recorded, renamed, sides)
     share = pl.col("moved_share")
     most = rows.select(pl.max_horizontal("before_ns", "after_ns") * share).to_series()
     least = NEGLIGIBLE_STEP_SHARE * max(total["before_ns"], total["after_ns"])
@@ -163,8 +163,8 @@ def moved_work(
     ):
         return None
     concerned = moved if ran else placed
-    work = concerned | _beside(found, keys, concerned)
-    parts = _times(samples, found, keys, classes, work, sides)
+    work = concerned | _beside(recorded, keys, concerned)
+    parts = _times(samples, recorded, keys, classes, work, sides)
     launched = rows.filter(pl.Series(work)).select("before_count", "after_count").sum().row(0)
     same_launches = abs(launched[1] - launched[0]) <= MOVED_COUNT_SHARE * max(launched)
     told = rows.with_columns(placed=placed).sort("before_ns", "name", descending=[True, False])
@@ -180,7 +180,7 @@ def moved_work(
         verdict, text = _verdict((wholly, partly), parts, total, known_share, same_launches=same_launches)
     else:
         verdict, text = "not_moved", _not_moved(placed_only)
-    streams = [max(_streams(found[n]) for n in side) for side in sides]
+    streams = [max(_streams(recorded[n]) for n in side) for side in sides]
     return MovedWork(wholly, partly, placed_only, (streams[0], streams[1]), parts, same_launches, verdict, text)
 
 
@@ -366,7 +366,7 @@ def _beside(runs: Sequence[Streams], keys: Sequence[Int64], moved: Mask) -> Mask
 
 def _times(
     samples: Sequence[Sample],
-    found: Sequence[Streams],
+    runs: Sequence[Streams],
     keys: Sequence[Int64],
     classes: Sequence[Int64],
     work: Mask,
@@ -374,7 +374,7 @@ def _times(
 ) -> dict[str, dict[str, float | None]]:
     """The times of `PARTS`, with their differences and intervals; ``work``: the rows of W."""
     parts = []
-    for sample, run, key, of_row in zip(samples, found, keys, classes, strict=True):
+    for sample, run, key, of_row in zip(samples, runs, keys, classes, strict=True):
         ours, step, ns = (run.sets[name].to_numpy() for name in ("set", "step", "ns"))
         length = sample.rows.filter(pl.col("by") == STEP).sort("step")["ns"].to_numpy()
         within = np.where(work[key], of_row, np.int64(NO_ROW))

@@ -131,20 +131,20 @@ def _model(name: str | None, processors: int | None, capability: str | None) -> 
 
 def _facts(trace: Attributed, wanted: tuple[str, ...]) -> dict[str, str]:
     """The values of the wanted facts in the inputs; different values of a fact are joined by commas."""
-    found = {
+    values_of = {
         name: sorted({str(facts[name]) for facts in trace.meta.facts if facts.get(name) is not None}) for name in wanted
     }
-    return {name: ", ".join(values) for name, values in found.items() if values}
+    return {name: ", ".join(values) for name, values in values_of.items() if values}
 
 
 def _imported(trace: Attributed) -> dict[str, str]:
     """The versions of Python packages that recordings of thence hold; different versions are joined by commas."""
-    found: dict[str, set[str]] = {}
+    imported: dict[str, set[str]] = {}
     for facts in trace.meta.facts:
         versions = facts.get("versions")
         for name, version in versions.items() if isinstance(versions, dict) else ():
-            found.setdefault(str(name), set()).add(str(version))
-    return {name: ", ".join(sorted(versions)) for name, versions in found.items()}
+            imported.setdefault(str(name), set()).add(str(version))
+    return {name: ", ".join(sorted(versions)) for name, versions in imported.items()}
 
 
 def _grids(gpu: pl.DataFrame, shared_by: int) -> pl.DataFrame:
@@ -202,11 +202,11 @@ def run_steps(trace: Attributed, *, causes: bool = True) -> RunSteps:
         causes: whether to divide idle time by cause, which takes most of the time.
     """
     try:
-        found = selected_steps(trace)
+        steps = selected_steps(trace)
     except MissingData:
         return _one_step(trace)
     keys = ("step", "occurrence")
-    divided = step_table(trace).frame if causes else found.frame
+    divided = step_table(trace).frame if causes else steps.frame
     frame = divided.with_columns(occurrence=pl.int_range(pl.len()).over("rank", "device", "step"), total_ns="duration")
     by_cause = [name for name in frame.columns if name.startswith("idle_") and name != "idle_ns"]
     times = (
@@ -221,7 +221,7 @@ def run_steps(trace: Attributed, *, causes: bool = True) -> RunSteps:
     numbers = times.select(keys).with_row_index("row")  # `number` is the step's own
     windows = frame.drop("row").join(numbers, on=keys, how="left", maintain_order="left")
     return RunSteps(
-        "steps" if found.kind == "step" else f"steps ({found.what})",
+        "steps" if steps.kind == "step" else f"steps ({steps.what})",
         times.rename({"step": "name"}).drop("occurrence"),
         _in_windows(trace, windows),
         windows.select(_WINDOW),

@@ -183,14 +183,14 @@ def _joined(parts: Iterator[tuple[Int64, ...]]) -> list[Int64]:
     return joined
 
 
-def _numbered_sets(found: list[Int64], having: Int64) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _numbered_sets(sets: list[Int64], having: Int64) -> tuple[pl.DataFrame, pl.DataFrame]:
     """`Streams.sets` and `Streams.members`, with numbers of sets in place of codes.
 
     Args:
         found: of all devices, as `_concurrency` returns them.
         having: number of devices that have each step.
     """
-    step, code, ns, code_of_member, row = found
+    step, code, ns, code_of_member, row = sets
     times = pl.DataFrame({"step": step, "code": code, "ns": ns / having[step]})
     times = times.group_by("step", "code").agg(pl.col("ns").sum()).sort("step", "code")
     rows = pl.DataFrame({"code": code_of_member, "row": row}).unique().sort("code", "row")

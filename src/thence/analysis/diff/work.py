@@ -29,7 +29,7 @@ WORK = {
     "bytes": pl.Float64(),
 }  # fmt: skip
 """Columns of `work_of`: ns of work with a roofline, its roofline, FLOP and bytes, per step and device."""
-_LEAST_SHARE = 0.01
+_MIN_SHARE = 0.01
 """A change of the time with a roofline that is a smaller share of it has no sentence."""
 
 
@@ -100,7 +100,7 @@ def work_text(change: pl.DataFrame | None) -> str | None:
     if change is None:
         return None
     row = change.filter(pl.col("by") == ALL).row(0, named=True)
-    if abs(row["difference_ns"]) < _LEAST_SHARE * row["before_ns"]:
+    if abs(row["difference_ns"]) < _MIN_SHARE * row["before_ns"]:
         return None
 
     def signed(ns: float) -> str:

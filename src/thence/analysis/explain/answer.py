@@ -72,7 +72,7 @@ SECTIONS = ("why the GPU is idle", "late ranks", "use of the GPU", "memory", "ga
 _MAX_CAUSES = 4
 _MAX_GAINS = 3
 _MAX_LATE = 3
-_LEAST_SHARE = 0.02
+_MIN_SHARE = 0.02
 """Causes, and exposed communication, below this share of a step are no finding."""
 _MORE_OF_CAUSE = " on the host, also where the GPU does not wait for it"
 _NO_PREDICTION = "headroom is no prediction: whatif --at-roofline predicts the gain of a place"
@@ -140,7 +140,7 @@ class Explanation(Answer):
 
     def views(self) -> tuple[Lines, ...]:
         """The findings, then what was not answered."""
-        findings = [(line, "") for found in self.findings for line in finding_lines(found, self.inputs)]
+        findings = [(line, "") for finding in self.findings for line in finding_lines(finding, self.inputs)]
         missing = [(f"not answered: {n.question}: {n.reason}; {n.how}", "dim") for n in self.not_answered]
         return (Lines(tuple(findings)), Lines(tuple(missing)))
 
@@ -216,16 +216,16 @@ _FRAME = {
 }  # fmt: skip
 
 
-def finding_lines(found: Finding, inputs: str) -> Iterator[str]:
+def finding_lines(finding: Finding, inputs: str) -> Iterator[str]:
     """A finding as lines of text: its claim, its gain, and the commands."""
-    yield f"[{found.id}] {found.severity}: {found.claim}"
-    if found.gain is not None and found.kind != "gain":
-        yield f"  gain: {gain_text(found.gain)}"
-    elif found.gain is None and found.severity != "info":
-        yield f"  no gain predicted: {found.no_gain}"
-    yield f"  evidence: {found.evidence.line(inputs)}"
-    if found.next != found.evidence:
-        yield f"  next: {found.next.line(inputs)}"
+    yield f"[{finding.id}] {finding.severity}: {finding.claim}"
+    if finding.gain is not None and finding.kind != "gain":
+        yield f"  gain: {gain_text(finding.gain)}"
+    elif finding.gain is None and finding.severity != "info":
+        yield f"  no gain predicted: {finding.no_gain}"
+    yield f"  evidence: {finding.evidence.line(inputs)}"
+    if finding.next != finding.evidence:
+        yield f"  next: {finding.next.line(inputs)}"
 
 
 def gain_text(gain: Gain) -> str:
@@ -366,7 +366,7 @@ def explanation(composed: Composed) -> Explanation:
     }.get(composed.headline.verdict.code, [*idle, *late])
     first = [*leading[:2], *gains[:1], *where, *leading[2:]]
     rest = [*gains[1:], *communication, *kernels, *memory, *use, *wide, *_rest(composed)]
-    findings = (*first, *(found for found in rest if not any(found is other for other in leading)))
+    findings = (*first, *(finding for finding in rest if not any(finding is other for other in leading)))
     order = sorted(range(len(findings)), key=lambda number: _rank(composed, findings[number]))
     return Explanation(
         composed.soundness, composed.headline, tuple(findings[number] for number in order), tuple(missing),
@@ -374,20 +374,20 @@ def explanation(composed: Composed) -> Explanation:
     )  # fmt: skip
 
 
-def _rank(composed: Composed, found: Finding) -> tuple[int, bool, float]:
+def _rank(composed: Composed, finding: Finding) -> tuple[int, bool, float]:
     """Where a finding stands; lower is before.
 
     By severity; what was measured before what a change would gain, which may be a change that cannot be made; then by
     the share of a step that it gains, or else takes.
     """
-    severity = _SEVERITIES.index(found.severity)
-    if found.severity == "info":
+    severity = _SEVERITIES.index(finding.severity)
+    if finding.severity == "info":
         return severity, False, 0.0
     gains = composed.gains.result
-    share = found.share or 0.0
-    if found.gain is not None and gains is not None:
-        share = found.gain.ns / max(gains.step_ns, 1)
-    return severity, found.kind == "gain", -share
+    share = finding.share or 0.0
+    if finding.gain is not None and gains is not None:
+        share = finding.gain.ns / max(gains.step_ns, 1)
+    return severity, finding.kind == "gain", -share
 
 
 def without_device_work(soundness: Soundness, reason: str) -> Explanation:
@@ -486,7 +486,7 @@ def _idle(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
         missing.append(NotAnswered(question, composed.reason(reason), _STACKS))
         return
     ordered = sorted(causes, key=lambda cause: (-causes[cause], cause))
-    for cause in [c for c in ordered if causes[c] >= _LEAST_SHARE][:_MAX_CAUSES]:
+    for cause in [c for c in ordered if causes[c] >= _MIN_SHARE][:_MAX_CAUSES]:
         if cause == "unknown":
             reason = f"the trace does not show why the GPU is idle for {format_share(causes[cause], 1)} of "
             missing.append(NotAnswered("a part of the idle time", reason + composed.unit, _STACKS))
@@ -510,8 +510,8 @@ def _cause(composed: Composed, cause: str, share: float) -> Finding:
         if rest := whole - int(largest["total_ns"].sum()):
             rows.append({"by": None, "name": "the rest", "total_ns": rest})
         if rows and rows[0]["by"] not in (None, "step"):  # that it was in a step says nothing of where
-            at = f"{rows[0]['by']} {rows[0]['name']}{composed.with_backward(rows[0]['by'])}"
-            places = f", most of it at {at}" if _mostly(rows, whole) else ""
+            place = f"{rows[0]['by']} {rows[0]['name']}{composed.with_backward(rows[0]['by'])}"
+            places = f", most of it at {place}" if _mostly(rows, whole) else ""
         moment = longest_piece(idle.unnamed.filter(pl.col("cause") == cause))
     steps = composed.headline.steps
     at_most = "at most " if steps is not None and steps.idle_is == "at most" else ""
@@ -548,8 +548,8 @@ def _late(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
     job = composed.job.result
     if job is None:
         how = "if it is one rank of several, record all of them, and give all files"
-        one = "one device, so no device waits for another"
-        reason = composed.job.reason if composed.devices > 1 else one
+        only_device = "one device, so no device waits for another"
+        reason = composed.job.reason if composed.devices > 1 else only_device
         missing.append(NotAnswered("late ranks", composed.reason(reason), how))
         return
     late = job.stragglers
@@ -578,8 +578,8 @@ def _late_rank(composed: Composed, job: Job, row: Mapping[str, Any]) -> Finding:
         of_cause = why.rows.filter(pl.col("by") == "cause")
         causes = [f"{cause} {format_share(share, 1)}" for cause, share in of_cause.select("cause", "share").rows()[:2]]
         lines = why.rows.filter(pl.col("by").is_in(["source", "module", "label"]))
-        at = f" at {lines['by'][0]} {quoted(lines['name'][0])}" if lines.height else ""
-        because = f"; its extra time: {', '.join(causes)}{at}" if causes else ""
+        place = f" at {lines['by'][0]} {quoted(lines['name'][0])}" if lines.height else ""
+        because = f"; its extra time: {', '.join(causes)}{place}" if causes else ""
         rows = [
             {"cause": r["cause"], "by": r["by"], "name": quoted(r["name"], r["by"]) if r["by"] != "cause" else None,
              "total_ns": r["total_ns"]}
@@ -612,14 +612,14 @@ def _late_rank(composed: Composed, job: Job, row: Mapping[str, Any]) -> Finding:
 
 def _communication(composed: Composed) -> Iterator[Finding]:
     """Exposed communication, if it takes at least 2 % of a step."""
-    found = composed.collectives.result
+    times = composed.collectives.result
     exposed, spread = composed.headline.measured.exposed, composed.headline.measured.spread("exposed")
-    if exposed < _LEAST_SHARE:
+    if exposed < _MIN_SHARE:
         return
     rows: tuple[dict[str, Any], ...] = ()
     kind, largest = "", ""
-    if found is not None:
-        rows = _by_kind(found)
+    if times is not None:
+        rows = _by_kind(times)
         kind = str(rows[0]["collective"])
         rows = tuple(row | {"collective": quoted(row["collective"])} for row in rows)
         largest = f"; the largest part in {quoted(kind)}"
@@ -632,7 +632,7 @@ def _communication(composed: Composed) -> Iterator[Finding]:
         f"{composed.headline.measured.waiting}{largest}",
         None if length is None else exposed * length,
         "ns per step" if length is not None else "share",
-        ranks if found is None else Command("collectives"),
+        ranks if times is None else Command("collectives"),
         ranks,
         share=exposed,
         severity=_severity(exposed),
@@ -643,9 +643,9 @@ def _communication(composed: Composed) -> Iterator[Finding]:
     )
 
 
-def _by_kind(found: Collectives) -> tuple[dict[str, Any], ...]:
+def _by_kind(times: Collectives) -> tuple[dict[str, Any], ...]:
     """Count, total_ns and exposed_ns of each kind of collective, the most exposed first."""
-    kinds = found.by_size.group_by(pl.col("collective").cast(pl.String).fill_null("unknown")).agg(
+    kinds = times.by_size.group_by(pl.col("collective").cast(pl.String).fill_null("unknown")).agg(
         count=pl.col("count").sum(), total_ns=pl.col("duration_ns").sum(), exposed_ns=pl.col("exposed_ns").sum()
     )
     return tuple(kinds.sort("exposed_ns", "collective", descending=[True, False]).head(MAX_ROWS).to_dicts())
@@ -653,31 +653,31 @@ def _by_kind(found: Collectives) -> tuple[dict[str, Any], ...]:
 
 def _use(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
     """FLOP and bytes against what the GPU allows."""
-    found = composed.roofline.result
+    roofline = composed.roofline.result
     question = "use of the GPU"
-    if found is None or not found.modelled_share:
-        reason = "no work of the trace has known FLOP or bytes" if found is not None else composed.roofline.reason
+    if roofline is None or not roofline.modelled_share:
+        reason = "no work of the trace has known FLOP or bytes" if roofline is not None else composed.roofline.reason
         how = "torch.profiler with record_shapes=True, thence record, or XLA's HLO; --peak for other GPUs"
         missing.append(NotAnswered(question, composed.reason(reason), how))
         return
-    totals = {key: value or 0 for key, value in found.totals.items()}
+    totals = {key: value or 0 for key, value in roofline.totals.items()}
     modelled = totals["flop_modelled_ns"] + totals["bytes_only_ns"]
     bounded = totals["roofline_ns"] / max(modelled, 1)
     if not 0 <= bounded <= 1:
         reason = "the FLOP or bytes that the trace states are impossible"
         missing.append(NotAnswered(question, reason, "thence roofline lists them; --peak states other peaks"))
         return
-    known = format_share(found.modelled_share, 1)
-    of_steps = found.steps.drop_nulls("mfu")
+    known = format_share(roofline.modelled_share, 1)
+    of_steps = roofline.steps.drop_nulls("mfu")
     mfu = sorted(float(value) for value in of_steps["mfu"])
     ends = list(dict.fromkeys(format_share(value, 1) for value in (*mfu[:1], *mfu[-1:])))
     said = f"; MFU {' to '.join(ends)}" if mfu else ""
-    counted = _counted(found)
-    command = Command("roofline", (*composed.steps, "--by", found.by))
+    counted = _counted(roofline)
+    command = Command("roofline", (*composed.steps, "--by", roofline.by))
     rows = tuple(
         {"name": quoted(str(row["name"])) if row["name"] is not None else "without a place",
          "total_ns": row["total_ns"], "headroom_ns": row["headroom_ns"], "bound": row["bound"]}
-        for row in found.rows.head(MAX_ROWS).iter_rows(named=True)
+        for row in roofline.rows.head(MAX_ROWS).iter_rows(named=True)
     )  # fmt: skip
     waits = "; a step gains less than that, because the host decides when much of it begins"
     verdict = composed.headline.verdict.code
@@ -690,24 +690,26 @@ def _use(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
         "share",
         command,
         Command("roofline", (*composed.steps, "--by", "kernel")),
-        share=found.modelled_share,
+        share=roofline.modelled_share,
         rows=rows,
         no_gain=_NO_PREDICTION,
     )
-    yield from _headroom(composed, found, command)
+    yield from _headroom(composed, roofline, command)
 
 
-def _headroom(composed: Composed, found: Roofline, command: Command) -> Iterator[Finding]:
+def _headroom(composed: Composed, roofline: Roofline, command: Command) -> Iterator[Finding]:
     """The place that is furthest above the roofline, if most work has one."""
-    row = next(found.rows.filter(pl.col("reason").is_null()).iter_rows(named=True), None)  # only places can be changed
-    if row is None or not row["headroom_ns"] or found.modelled_share < WELL_COVERED_SHARE:
+    row = next(
+        roofline.rows.filter(pl.col("reason").is_null()).iter_rows(named=True), None
+    )  # only places can be changed
+    if row is None or not row["headroom_ns"] or roofline.modelled_share < WELL_COVERED_SHARE:
         return
     place, headroom = str(row["name"]), format_ns(row["headroom_ns"])
     gains = composed.gains.result
-    predicts = Command("whatif", option("at-roofline", found.by, place))
+    predicts = Command("whatif", option("at-roofline", roofline.by, place))
     yield Finding(
         "headroom",
-        f"{found.heading} {quoted(place, found.by)} is furthest above the roofline: by {headroom} of its "
+        f"{roofline.heading} {quoted(place, roofline.by)} is furthest above the roofline: by {headroom} of its "
         f"{format_ns(row['total_ns'])} ({format_share(row['share'], 1)} of all known headroom) in {composed.whole}; "
         f"most of its modelled time is "
         f"bound by {row['bound']}",
@@ -723,54 +725,56 @@ def _headroom(composed: Composed, found: Roofline, command: Command) -> Iterator
 
 def _precision(composed: Composed) -> Iterator[Finding]:
     """Matrix products in FP32 or TF32."""
-    found = composed.roofline.result
-    if found is None or not found.wide_text:
+    roofline = composed.roofline.result
+    if roofline is None or not roofline.wide_text:
         return
     command = Command("roofline", (*composed.steps, "--by", "kernel"))
     yield Finding(
         "precision",
-        found.wide_text,
-        float(sum(found.wide_ns.values())),
+        roofline.wide_text,
+        float(sum(roofline.wide_ns.values())),
         "ns",
         command,
         command,
-        share=found.wide_share,
-        rows=tuple({"name": dtype, "total_ns": ns} for dtype, ns in found.wide_ns.items()),
+        share=roofline.wide_share,
+        rows=tuple({"name": dtype, "total_ns": ns} for dtype, ns in roofline.wide_ns.items()),
         no_gain="narrower products change the results, and their time is not predicted",
     )
 
 
-def _counted(found: Roofline) -> str:
+def _counted(roofline: Roofline) -> str:
     """What hardware counters say; empty without."""
-    if found.counters is None or found.counters.windows.is_empty() or found.measured.is_empty():
+    if roofline.counters is None or roofline.counters.windows.is_empty() or roofline.measured.is_empty():
         return ""
-    names = pl.Series("name", [quoted(str(name), found.by) for name in found.rows["name"].to_list()], dtype=pl.String)
-    said = found.counters.said(found.measured.with_columns(names))
+    names = pl.Series(
+        "name", [quoted(str(name), roofline.by) for name in roofline.rows["name"].to_list()], dtype=pl.String
+    )
+    said = roofline.counters.said(roofline.measured.with_columns(names))
     return said and f"; {said}"
 
 
 def _memory(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
     """The device with the highest peak of memory, and what held it."""
-    found = composed.memory.result
-    if found is None or found.devices.is_empty():
+    memory = composed.memory.result
+    if memory is None or memory.devices.is_empty():
         reason = composed.reason(composed.memory.reason)
         missing.append(NotAnswered("memory", reason.partition(": torch.profiler records them")[0], _MEMORY))
         return
-    row = found.most
+    row = memory.most
     who = "the host" if row["device"] is None else f"GPU {row['device']}"
     who = f"rank {row['rank']} {who}" + (f", program {quoted(row['program'])}" if row["program"] else "")
     same = [pl.col(name).eq_missing(pl.lit(row[name])) for name in ("rank", "device", "program")]
-    rows = found.rows.filter(*same).head(MAX_ROWS)
+    rows = memory.rows.filter(*same).head(MAX_ROWS)
     names = ["without a place" if name is None else quoted(name) for name in rows["name"]]
     shares = [f"{name} {format_share(share, 1)}" for name, share in zip(names, rows["share"], strict=True)]
     used = " (arguments of the program count where they are used)" if row["program"] else ""
-    most = f"; largest by {found.heading}{used}: {', '.join(shares[:3])}" if shares else ""
+    most = f"; largest by {memory.heading}{used}: {', '.join(shares[:3])}" if shares else ""
     yield Finding(
         "memory",
         f"{who} has most memory in use: {format_bytes(row['peak_bytes'])} at its peak{most}",
         float(row["peak_bytes"]),
         "bytes",
-        Command("memory", ("--by", found.by)),
+        Command("memory", ("--by", memory.by)),
         Command("memory"),
         rows=tuple(
             {"name": name, "bytes": size, "share": share}
@@ -784,21 +788,21 @@ def _memory(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]
 
 def _gains(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
     """The changes with the largest predicted gain; of those with the same gain, the first."""
-    found = composed.gains.result
+    predicted = composed.gains.result
     question = "gains of changes"
-    if found is None:
+    if predicted is None:
         how = "record all ranks with the waits between streams: thence record, or thence.torch.event_ids()"
         reason, _, own = composed.reason(composed.gains.reason).partition("; record ")
         missing.append(NotAnswered(question, reason, f"record {own}" if own else how))
         return
     seen: list[int] = []
-    for row in found.rows.filter(verdict="gain").iter_rows(named=True):
+    for row in predicted.rows.filter(verdict="gain").iter_rows(named=True):
         if len(seen) == _MAX_GAINS:
             break
         if any(abs(row["gain_ns"] - ns) <= SHOWN_SHARE * ns for ns in seen):
             continue  # a label with one kernel, and that kernel
         seen.append(row["gain_ns"])
-        gain = _gain(composed, found, row)
+        gain = _gain(composed, predicted, row)
         action, _, what = row["change"].partition(" ")
         kind, _, place = what.partition(":")
         given = ("--no-wait", what) if action == "no-wait" else option(action, kind, place)
@@ -806,7 +810,7 @@ def _gains(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
         yield Finding(
             "gain",
             f"{composed.replayed} would be {format_ns(gain.ns)} shorter ({format_share(row['gain_share'], 1)} of "
-            f"{format_ns(found.step_ns)}; {format_ns(gain.low)} to {format_ns(gain.high)}) if {gain.condition}",
+            f"{format_ns(predicted.step_ns)}; {format_ns(gain.low)} to {format_ns(gain.high)}) if {gain.condition}",
             gain.ns,
             "ns per step",
             command,
@@ -819,14 +823,14 @@ def _gains(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
             place=f"{row['change']} {row['part']}".strip(),
         )
     if not seen:
-        if found.health.opaque > MAX_WITHOUT_EDGES_SHARE:
-            missing.append(NotAnswered(question, found.refusal, found.edges_advice))
+        if predicted.health.opaque > MAX_WITHOUT_EDGES_SHARE:
+            missing.append(NotAnswered(question, predicted.refusal, predicted.edges_advice))
             return
         reason = "no single change gains more than the interval of its prediction"
         missing.append(NotAnswered(question, reason, "record more steps; thence whatif --free predicts a given change"))
 
 
-def _gain(composed: Composed, found: WhatIf, row: Mapping[str, Any]) -> Gain:
+def _gain(composed: Composed, predicted: WhatIf, row: Mapping[str, Any]) -> Gain:
     """The gain of a row of `WhatIf.rows`; no gain is longer than the step."""
     before = row["before_ns"]
     low, high = (min(max(row[key], 0.0), 1.0) * before for key in ("low_share", "high_share"))
@@ -839,29 +843,29 @@ def _gain(composed: Composed, found: WhatIf, row: Mapping[str, Any]) -> Gain:
     }
     backward = ", also in its backward pass" if composed.with_backward(kind) else ""
     part = f" ({row['part']}{backward})" if row["part"] else ""
-    of = found.program.partition(" (")[0]
-    return Gain(row["gain_ns"], low, high, f"{texts.get(action, quoted(row['change']))}{part}, in {of}")
+    whole = predicted.program.partition(" (")[0]
+    return Gain(row["gain_ns"], low, high, f"{texts.get(action, quoted(row['change']))}{part}, in {whole}")
 
 
 def _gain_of(composed: Composed, change: str) -> tuple[Gain | None, str]:
     """The largest predicted gain of a change, or why there is none."""
-    found = composed.gains.result
-    if found is None:
+    predicted = composed.gains.result
+    if predicted is None:
         return None, "see what is not answered: gains of changes"
-    rows = found.rows.filter(pl.col("change") == change, pl.col("verdict") == "gain")
+    rows = predicted.rows.filter(pl.col("change") == change, pl.col("verdict") == "gain")
     if rows.is_empty():
-        return None, _why_none(found, change)
-    return _gain(composed, found, rows.sort("gain_ns", descending=True, maintain_order=True).row(0, named=True)), ""
+        return None, _why_none(predicted, change)
+    return _gain(composed, predicted, rows.sort("gain_ns", descending=True, maintain_order=True).row(0, named=True)), ""
 
 
-def _why_none(found: WhatIf, change: str) -> str:
+def _why_none(predicted: WhatIf, change: str) -> str:
     """Why a change is not among those with a predicted gain: it was not asked, there were better ones, or noise."""
     cause = change.removeprefix("free cause:")
-    if cause != change and cause not in found.causes:
+    if cause != change and cause not in predicted.causes:
         return "no work of the host that could be freed is this cause"
     if cause != change and cause not in FREEABLE:
         return "this change was not asked here; thence whatif predicts it"
-    if found.suggested and found.rows.height >= MAX_SUGGESTED:
+    if predicted.suggested and predicted.rows.height >= MAX_SUGGESTED:
         return f"it is not among the {MAX_SUGGESTED} changes that gain most"
     return "what it would gain is less than the uncertainty of the prediction"
 
@@ -885,11 +889,11 @@ def _rest(composed: Composed) -> Iterator[Finding]:
     )
 
 
-def finding_spans(found: Explanation) -> pl.DataFrame:
+def finding_spans(explained: Explanation) -> pl.DataFrame:
     """The findings that a time shows, as tracks with the columns of `thence.model.timeline.Timeline.spans`."""
     rows = [
         (f.moment.rank, f.moment.device, f.moment.start, f.moment.duration, f"finding: {f.kind}", f"{f.id} {f.claim}")
-        for f in found.findings
+        for f in explained.findings
         if f.moment is not None
     ]
     return pl.DataFrame(rows, schema=_SPANS, orient="row")

@@ -25,15 +25,15 @@ def longest_executions(trace: Attributed) -> dict[str, Moment]:
     """
     sums = trace.gpu.group_by("name").agg(pl.col("duration").sum(), text=pl.col("name").first().cast(pl.String))
     largest = sums.sort("duration", "text", descending=[True, False]).head(1)
-    found = longest_piece(trace.gpu.join(largest.select("name"), on="name", how="semi"))
-    return {} if found is None else {str(largest["text"][0]): found}
+    longest = longest_piece(trace.gpu.join(largest.select("name"), on="name", how="semi"))
+    return {} if longest is None else {str(largest["text"][0]): longest}
 
 
 def step_windows(trace: Attributed) -> pl.DataFrame:
     """`thence.analysis.explain.answer.Composed.windows` of a trace; empty if it has no steps."""
-    found = result_or_reason(lambda: selected_steps(trace)).result
+    steps = result_or_reason(lambda: selected_steps(trace)).result
     empty = pl.DataFrame(schema=WINDOWS)
-    return empty if found is None else found.frame.select(pl.col(n).cast(t) for n, t in WINDOWS.items())
+    return empty if steps is None else steps.frame.select(pl.col(n).cast(t) for n, t in WINDOWS.items())
 
 
 def longest_piece(pieces: pl.DataFrame) -> Moment | None:

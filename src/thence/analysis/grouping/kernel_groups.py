@@ -166,7 +166,7 @@ def kernel_groups(trace: Attributed, patterns: Patterns) -> pl.Series:
     rows = trace.collectives["gpu"].unique().cast(pl.UInt32)
     described = pl.Series([False]).new_from_index(0, gpu.height).scatter(rows, values=True)
     keys = _keys(trace)
-    found = pl.DataFrame(
+    result = pl.DataFrame(
         {
             "user": _of_user(trace, keys, patterns),
             "described": described,
@@ -182,7 +182,7 @@ def kernel_groups(trace: Attributed, patterns: Patterns) -> pl.Series:
         *("named", "computed"),
         pl.lit(_OTHER, groups),
     )
-    return found.select(group=group).to_series()
+    return result.select(group=group).to_series()
 
 
 def groups_of_names(names: pl.Series) -> pl.Series:
@@ -202,7 +202,7 @@ def groups_of_names(names: pl.Series) -> pl.Series:
     text = pl.col("name").cast(pl.String).str.replace_all(_NO_REDUCTION, "precision").alias("text")
     # A trace may have a million names: in pieces, because each step makes a copy of its names.
     frame = names.alias("name").to_frame()
-    pieces = (frame.slice(at, _NAMES_AT_A_TIME) for at in range(0, max(frame.height, 1), _NAMES_AT_A_TIME))
+    pieces = (frame.slice(begin, _NAMES_AT_A_TIME) for begin in range(0, max(frame.height, 1), _NAMES_AT_A_TIME))
     number = pl.concat(piece.select(text).select(number=first) for piece in pieces)["number"]
     groups = pl.Series([group for group, _ in KERNEL_PATTERNS], dtype=pl.Enum(GROUPS))
     return groups.gather(number.cast(pl.UInt32))
@@ -232,9 +232,9 @@ def _of_opcodes(trace: Attributed, keys: pl.DataFrame) -> pl.Series:
     """The group of each row of gpu by the opcodes in its HLO instruction; null if there are none or none match."""
     texts = _opcodes(trace, keys)
     groups = [_of_text(text) for text in texts["opcodes"]]
-    found = texts.with_columns(group=pl.Series(groups, dtype=pl.Enum(GROUPS)))
+    grouped = texts.with_columns(group=pl.Series(groups, dtype=pl.Enum(GROUPS)))
     on = ["hlo", "module"]
-    return keys.select(on).join(found, on=on, how="left", maintain_order="left")["group"]
+    return keys.select(on).join(grouped, on=on, how="left", maintain_order="left")["group"]
 
 
 def _opcodes(trace: Attributed, keys: pl.DataFrame) -> pl.DataFrame:
@@ -261,11 +261,11 @@ def _of_user(trace: Attributed, keys: pl.DataFrame, patterns: Patterns) -> pl.Se
     names, instructions = _texts(trace.gpu["name"]), _texts(trace.gpu["hlo"])
     opcodes = {(hlo, module): text for hlo, module, text in _opcodes(trace, keys).iter_rows()}
     distinct = keys.unique(maintain_order=True)
-    found = [
+    matches = [
         _first(compiled, (names.get(name), instructions.get(hlo), opcodes.get((hlo, module))))
         for name, hlo, module in distinct.iter_rows()
     ]
-    of_keys = distinct.with_columns(group=pl.Series(found, dtype=groups))
+    of_keys = distinct.with_columns(group=pl.Series(matches, dtype=groups))
     joined = keys.join(of_keys, on=keys.columns, how="left", nulls_equal=True, maintain_order="left")
     return joined["group"]
 

@@ -235,10 +235,10 @@ class History(Answer):
         of_step = self.changes.filter(pl.col("by") == STEP).sort("run")
         slower = of_step.height > 0 and of_step["verdict"][-1] == "slower"
         if slower:
-            after = [number for number, of in enumerate(level) if of == newest]
-            before = [number for number, of in enumerate(level) if of == newest - 1]
+            after = [number for number, run_level in enumerate(level) if run_level == newest]
+            before = [number for number, run_level in enumerate(level) if run_level == newest - 1]
         else:
-            *before, last = (number for number, of in enumerate(level) if of == newest)
+            *before, last = (number for number, run_level in enumerate(level) if run_level == newest)
             after = [last]
         if len(before) + len(after) < 3:
             raise UsageError(
@@ -294,10 +294,10 @@ def _comparable(runs: Sequence[RunSummary]) -> tuple[list[RunSummary], list[Left
     left_out = []
     seen: dict[tuple[object, ...], str] = {}
     for run in reversed(runs):
-        found = refusals([run], [newest]) if run is not newest else ()
+        reasons = refusals([run], [newest]) if run is not newest else ()
         other = seen.setdefault(run.conditions.identity, run.name)
-        if found:
-            left_out.append(LeftOut(run.name, found[0].code, found[0].text))
+        if reasons:
+            left_out.append(LeftOut(run.name, reasons[0].code, reasons[0].text))
         elif other != run.name:
             left_out.append(LeftOut(run.name, "duplicate", f"{run.name} is the same recording as {other}"))
         else:
@@ -332,9 +332,9 @@ def _changes(means: RunMeans, names: Sequence[str]) -> pl.DataFrame:
     own = _with_the_step(means, rows, own, own[step_row])
     dated = _dated([change for row in rows for change in _compared(means, row, step_row, own[row])])
     begins = {row: sorted({dated.get((row, cut), cut) for cut in own[row]}) for row in rows}
-    found = [change for row in rows for change in _compared(means, row, step_row, begins[row])]
+    changes = [change for row in rows for change in _compared(means, row, step_row, begins[row])]
     lines = []
-    for change in found:
+    for change in changes:
         by, name = means.keys[change.row]
         since = names[change.cut]
         share = change.difference / change.before if change.before > 0 else None
@@ -364,15 +364,15 @@ def _with_the_step(
 
     The level of such a row begins where it fits best, up to `ONE_CHANGE_RUNS` runs from that of the step.
     """
-    found = {row: list(begins[row]) for row in rows}
+    cuts_of_rows = {row: list(begins[row]) for row in rows}
     edges = [0, *of_step, len(means.steps)]
     for first, cut, end in zip(edges, of_step, edges[2:], strict=False):
         told = estimates(means, range(first, cut), range(cut, end))
         for row, differs in zip(rows, discoveries(told.p[[*rows]], CHANGE_LEVEL), strict=True):
-            near = any(abs(own - cut) <= ONE_CHANGE_RUNS for own in found[row])
+            near = any(abs(own - cut) <= ONE_CHANGE_RUNS for own in cuts_of_rows[row])
             if differs and not near:
-                found[row].append(first + best_near(means.mean[row, first:end], cut - first, ONE_CHANGE_RUNS))
-    return {row: sorted(cuts_of) for row, cuts_of in found.items()}
+                cuts_of_rows[row].append(first + best_near(means.mean[row, first:end], cut - first, ONE_CHANGE_RUNS))
+    return {row: sorted(cuts_of) for row, cuts_of in cuts_of_rows.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,30 +408,30 @@ def _dated(changes: Sequence[_Change]) -> dict[tuple[int, int], int]:
     step is within the noise of the runs beside it.
     """
     anchors: list[_Change] = []
-    found = {}
-    for change in sorted(changes, key=lambda one: (-one.clarity, one.cut, one.row)):
+    dated = {}
+    for change in sorted(changes, key=lambda candidate: (-candidate.clarity, candidate.cut, candidate.row)):
         near = [a for a in anchors if abs(a.cut - change.cut) <= ONE_CHANGE_RUNS and a.verdict == change.verdict]
         if not near:
             anchors.append(change)
-        found[change.row, change.cut] = (near or [change])[0].cut
-    return found
+        dated[change.row, change.cut] = (near or [change])[0].cut
+    return dated
 
 
 def _compared(means: RunMeans, row: int, step_row: int, begins: Sequence[int]) -> list[_Change]:
     """The changes of a row at the runs at which its levels begin, without those that may be noise, or are small."""
-    one = replace(means, **{name: getattr(means, name)[[row]] for name in ("mean", "least", "error", "freedom")})
+    row_means = replace(means, **{name: getattr(means, name)[[row]] for name in ("mean", "least", "error", "freedom")})
     edges = [0, *begins, len(means.steps)]
-    found = []
+    changes = []
     for first, cut, end in zip(edges, begins, edges[2:], strict=False):
-        told = estimates(one, range(first, cut), range(cut, end))
+        told = estimates(row_means, range(first, cut), range(cut, end))
         values = (float(column[0]) for column in (told.before, told.after, told.low, told.high))
         change = _Change(row, cut, *values)
         step_ns = float(means.mean[step_row, cut:end].mean())
         least = max(SAME_SHARE * change.before, NEGLIGIBLE_STEP_SHARE * step_ns)
         certain = np.isfinite(change.low) and not change.low <= 0 <= change.high
         if certain and abs(change.difference) > least:
-            found.append(change)
-    return found
+            changes.append(change)
+    return changes
 
 
 def _runs(runs: Sequence[RunSummary], means: RunMeans, begins: Sequence[int]) -> pl.DataFrame:
@@ -497,7 +497,7 @@ def _explained(
         return (f"{told_apart}: a step takes {span}; thence diff compares two sides of runs",)
     if begins:
         edges = [1, *sorted(begins), len(names) + 1]
-        told = [_of_step(means, names, *edges[at - 1 : at + 2]) for at in range(len(edges) - 2, 0, -1)]
+        told = [_of_step(means, names, *edges[number - 1 : number + 2]) for number in range(len(edges) - 2, 0, -1)]
         (head, *more), *earlier = told
         return (head, *more, *(f"before that, {sentences[0]}" for sentences in earlier))
     steady = f"no change of the step in {len(names)} runs: {format_ns(step.mean())} in the mean, "
@@ -515,12 +515,12 @@ def _explained(
 def _of_step(means: RunMeans, names: Sequence[str], before: int, cut: int, after: int) -> tuple[str, ...]:
     """Sentences on a change of the step: runs from ``before`` to ``cut``, and from there to ``after`` (from 1)."""
     sides = range(before - 1, cut - 1), range(cut - 1, after - 1)
-    found = estimates(means, *sides)
-    rows, _ = judged_rows(means, found, means.keys.index((STEP, ALL)), sides, (), SAME_SHARE)
+    estimated = estimates(means, *sides)
+    rows, _ = judged_rows(means, estimated, means.keys.index((STEP, ALL)), sides, (), SAME_SHARE)
     is_step = (pl.col("by") == STEP) & (pl.col("name") == ALL)
     total = rows.filter(is_step).row(0, named=True)
     shares = {f"{end}_share": total[f"{end}_ns"] / total["before_ns"] for end in ("low", "high")}
-    known = None if found.between else ONE_RUN_STEP_SHARE
+    known = None if estimated.between else ONE_RUN_STEP_SHARE
     verdict = "slower" if total["difference_ns"] > 0 else "faster"
     judged = total | shares | {"verdict": verdict}
     head, *more = explain(judged, rows.filter(~is_step), (), (_NO_KERNELS, _NO_KERNELS), known)

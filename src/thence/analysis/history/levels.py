@@ -41,7 +41,7 @@ def cuts(values: Float64, level: float) -> list[int]:
         values: time of each run, in order of time, shape (runs,).
         level: probability with which a stretch without a change is cut.
     """
-    found: list[int] = []
+    places: list[int] = []
     waiting = [(0, len(values))]
     while waiting:
         begin, end = waiting.pop()
@@ -53,9 +53,9 @@ def cuts(values: Float64, level: float) -> list[int]:
         if not certain.any():
             continue
         cut = begin + 1 + int(np.argmin(np.where(certain, _differences(stretch), np.inf)))
-        found.append(cut)
+        places.append(cut)
         waiting += [(begin, cut), (cut, end)]
-    return sorted(found)
+    return sorted(places)
 
 
 def best_near(values: Float64, cut: int, most: int) -> int:
@@ -78,8 +78,8 @@ def probability(score: float, runs: int) -> float:
 
 def _ranks(values: Float64) -> Float64:
     """The place of each value among all, from 1; equal values have the mean of their places."""
-    _, of, many = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: Float64 = (np.cumsum(many) - (many - 1) / 2)[of]
+    _, value_number, many = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: Float64 = (np.cumsum(many) - (many - 1) / 2)[value_number]
     return ranks
 
 
@@ -93,12 +93,12 @@ def _differences(values: Float64) -> Float64:
 def _spread(values: Float64) -> Float64:
     """Of the first run, the first two, and so on: the sum of the differences from their median."""
     ordered: list[float] = []
-    found = []
+    spreads = []
     for value in values.tolist():
         insort(ordered, value)
         half = len(ordered) // 2
-        found.append(sum(ordered[len(ordered) - half :]) - sum(ordered[:half]))
-    return np.array(found)
+        spreads.append(sum(ordered[len(ordered) - half :]) - sum(ordered[:half]))
+    return np.array(spreads)
 
 
 def _scores(ranks: Float64) -> Float64:

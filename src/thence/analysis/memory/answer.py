@@ -57,7 +57,7 @@ DEVICES = {
 _SIZES = ("allocated", "reserved", "device_free", "largest_inactive")
 _IN_JSON = {"start": "at_ns", **{name: f"{name}_bytes" for name in _SIZES}}
 """Names of columns of failures in JSON, where the unit is in the key."""
-_MOST_TOLD = 3
+_MAX_TOLD = 3
 """Places of the device with the highest peak that a sentence names."""
 _IS_SHOWN = pl.any_horizontal(pl.col("start", *PLACES).is_not_null())
 """Allocations with a row: those of the trace, and earlier ones of which the input states a place."""
@@ -126,22 +126,22 @@ class Memory(Answer):
 
     def views(self) -> tuple[TableView | Lines, ...]:
         """See `Answer`."""
-        one = self.devices.select("rank", "device").n_unique() == 1
-        several_devices = {} if one else {"rank": "rank", "device": "GPU"}
+        one_device = self.devices.select("rank", "device").n_unique() == 1
+        several_devices = {} if one_device else {"rank": "rank", "device": "GPU"}
         headings = {"name": self.heading, **_HEADINGS, **several_devices}
         if self.by == "kind":
             del headings["kind"]
-        found: list[TableView | Lines] = [Lines(tuple((line, "bold") for line in self.about()))]
-        found.append(TableView(self.held, headings, rows_shown=20, bar="bytes"))
+        shown: list[TableView | Lines] = [Lines(tuple((line, "bold") for line in self.about()))]
+        shown.append(TableView(self.held, headings, rows_shown=20, bar="bytes"))
         if self.held.height < self.rows.height:
             title = "what XLA programs need when they need most, as planned:"
-            found.append(TableView(self.rows.filter(~_IS_HELD), headings, title, rows_shown=5, bar="bytes"))
+            shown.append(TableView(self.rows.filter(~_IS_HELD), headings, title, rows_shown=5, bar="bytes"))
         if self.outside.height:
             names = {"name": self.heading, "library": "library", "bytes": "live", "count": "allocations"}
             title = "what was asked of CUDA itself, outside of the allocator:"
-            found.append(TableView(self.outside, names | several_devices, title, rows_shown=5, bar="bytes"))
+            shown.append(TableView(self.outside, names | several_devices, title, rows_shown=5, bar="bytes"))
         if self.failures.height:
-            found.append(Lines(tuple((line, "red") for line in self._failed())))
+            shown.append(Lines(tuple((line, "red") for line in self._failed())))
         if self.growth.height:
             names = {
                 "source": "line",
@@ -151,7 +151,7 @@ class Memory(Answer):
                 "steps": "steps",
             }
             names |= several_devices
-            found.append(TableView(self.growth, names, "memory that every step leaves behind:", rows_shown=5))
+            shown.append(TableView(self.growth, names, "memory that every step leaves behind:", rows_shown=5))
         if self.recomputed.height:
             names = {
                 "module": "module",
@@ -161,8 +161,8 @@ class Memory(Answer):
             }
             names |= several_devices
             title = "what recomputing a module in the backward pass would save of the peak, and its time a step:"
-            found.append(TableView(self.recomputed, names, title, rows_shown=5))
-        return tuple(found)
+            shown.append(TableView(self.recomputed, names, title, rows_shown=5))
+        return tuple(shown)
 
     def _failed(self) -> Iterator[str]:
         for row in self.failures.iter_rows(named=True):
@@ -187,15 +187,15 @@ class Memory(Answer):
 
     def _highest(self) -> Iterator[str]:
         """Which device has the highest peak, and where it holds more than the one with the lowest."""
-        found = self.highest
-        if found is None or not found["more_bytes"]:
+        rows = self.highest
+        if rows is None or not rows["more_bytes"]:
             return
-        most, least = (f"rank {found[f'{than}rank']} GPU {found[f'{than}device']}" for than in ("", "than_"))
+        most, least = (f"rank {rows[f'{than}rank']} GPU {rows[f'{than}device']}" for than in ("", "than_"))
         places = [
             f"{format_bytes(row['more_bytes'])} more at {row['name'] or 'no known place'}"
-            for row in found["rows"][:_MOST_TOLD]
+            for row in rows["rows"][:_MAX_TOLD]
         ]
-        more = format_bytes(found["more_bytes"])
+        more = format_bytes(rows["more_bytes"])
         yield f"{most} has the highest peak, {more} more than {least}" + (f": {', '.join(places)}" if places else "")
 
     @property
@@ -315,17 +315,17 @@ def memory(trace: Attributed, by: str | None, at: str = PEAK) -> Memory:
     at_moment = placed.filter("live", _IS_SHOWN)
     rows = _rows(at_moment, shown, chosen)
     helps = recomputed(trace, placed, totals, chosen if at == PEAK else chosen.clear())
-    found = Memory(
+    answer = Memory(
         shown, _heading(shown), at, devices, _shown(rows), beside, _reasons(trace, rows, devices, shown),
         _failures(trace), _shown(growth(placed, trace.steps)), _shown(helps),
     )  # fmt: skip
     if at != PEAK or not has_plans(trace):
-        return found
+        return answer
     programs, needed = _planned(trace, shown)
     return replace(
-        found,
-        devices=pl.concat([found.devices, programs]),
-        rows=pl.concat([found.rows, needed], how="vertical_relaxed"),
+        answer,
+        devices=pl.concat([answer.devices, programs]),
+        rows=pl.concat([answer.rows, needed], how="vertical_relaxed"),
     )
 
 
@@ -405,10 +405,10 @@ def _devices(chosen: pl.DataFrame, placed: pl.DataFrame, begins: int, rest: pl.D
         unknown=pl.col("requested").null_count(),
     )
     both = chosen.join(rest, on=["rank", "device"], how="left", maintain_order="left")
-    found = both.join(sums, on=DEVICE, how="left", maintain_order="left").with_columns(
+    devices = both.join(sums, on=DEVICE, how="left", maintain_order="left").with_columns(
         pl.col("seen").fill_null(0), before=pl.col("allocated") - pl.col("seen").fill_null(0)
     )
-    frame = found.select(
+    frame = devices.select(
         "rank",
         "device",
         "step",
@@ -460,18 +460,18 @@ def _in_order(rows: pl.DataFrame, by: str) -> pl.DataFrame:
 def _reasons(trace: Attributed, rows: pl.DataFrame, devices: pl.DataFrame, by: str) -> pl.DataFrame:
     unplaced = int(rows.filter(pl.col("name").is_null())["bytes"].sum())
     before = int(devices["before_bytes"].sum())
-    found = []
+    reasons = []
     if before:
-        found.append(("before_trace", before, _REASONS["before_trace"]))
+        reasons.append(("before_trace", before, _REASONS["before_trace"]))
     if unplaced and by == "kind":
-        found.append(("kind_unknown", unplaced, _REASONS["kind_unknown"]))
+        reasons.append(("kind_unknown", unplaced, _REASONS["kind_unknown"]))
     elif unplaced:
         recorded = trace.steps if by == "step" else trace.host.filter(pl.col("category").is_in(_KIND[by].categories))
         nothing = rows["name"].null_count() == rows.height and recorded.is_empty()
         code = _KIND[by].missing if nothing else _KIND[by].outside
         how = advice(code, trace.meta.formats) if nothing else None
-        found.append((code, unplaced, text_of(code).replace("launched", "allocated") + (f"; {how}" if how else "")))
-    return pl.DataFrame(found, schema={"code": pl.String, "bytes": pl.Int64, "text": pl.String}, orient="row")
+        reasons.append((code, unplaced, text_of(code).replace("launched", "allocated") + (f"; {how}" if how else "")))
+    return pl.DataFrame(reasons, schema={"code": pl.String, "bytes": pl.Int64, "text": pl.String}, orient="row")
 
 
 def _failures(trace: Attributed) -> pl.DataFrame:

@@ -48,7 +48,7 @@ def growth(placed: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
         )
     )
     without_gap = pl.col("until") - pl.col("first") + 1 == pl.col("steps")
-    found = left.filter(pl.col("steps") >= MIN_STEPS, without_gap, pl.col("until") >= pl.col("last") - 1)
-    return found.select(pl.col(name).cast(dtype) for name, dtype in GROWTH.items()).sort(
+    growing = left.filter(pl.col("steps") >= MIN_STEPS, without_gap, pl.col("until") >= pl.col("last") - 1)
+    return growing.select(pl.col(name).cast(dtype) for name, dtype in GROWTH.items()).sort(
         "total_bytes", "rank", "device", *PLACE, descending=[True, *[False] * 5], nulls_last=True
     )

@@ -95,13 +95,13 @@ def _by_pass(places: MemoryPlaces, start: Int64, end: Int64) -> Int64:
     def put(mask: Mask, name: str) -> None:
         kind[mask] = MEMORY_KINDS.index(name)
 
-    for one in np.unique(rank).tolist():
-        begins = places.phase_starts.filter(pl.col("rank") == one)
+    for number in np.unique(rank).tolist():
+        begins = places.phase_starts.filter(pl.col("rank") == number)
         text = begins["phase"].cast(pl.String)
         forward, backward, optimizer = (
             begins["start"].filter(text == p.value).to_numpy() for p in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
         )
-        of_rank = rank == one
+        of_rank = rank == number
         next_forward = next_start(forward, start)
         in_forward = of_rank & (of_phase[Phase.FORWARD] | of_phase[Phase.RECOMPUTE])
         turn = next_start(backward, start)

@@ -76,10 +76,10 @@ def _failed(trace: Attributed, totals: pl.DataFrame) -> pl.DataFrame:
     """The last readings before the first failure of each allocator, with what the allocator said at the failure."""
     first = with_device(trace.memory_failures).unique(DEVICE, keep="first", maintain_order=True)
     said = first.select(*DEVICE, row=pl.col("after").cast(pl.Int64), now="reserved")
-    found = totals.join(said, on=[*DEVICE, "row"], maintain_order="left")
-    found = found.with_columns(now=pl.when(pl.col("now") >= pl.col("allocated")).then("now"))
+    failed = totals.join(said, on=[*DEVICE, "row"], maintain_order="left")
+    failed = failed.with_columns(now=pl.when(pl.col("now") >= pl.col("allocated")).then("now"))
     # The allocator returns what it can to the device before it gives up.
-    return found.with_columns(
+    return failed.with_columns(
         reserved=pl.coalesce("now", "reserved"), inactive=pl.coalesce(pl.col("now") - pl.col("allocated"), "inactive")
     ).drop("now")
 

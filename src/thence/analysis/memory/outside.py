@@ -60,8 +60,8 @@ def _live(trace: Attributed, chosen: pl.DataFrame) -> pl.DataFrame:
     of_allocators = with_device(trace.memory_totals).select(DEVICE).unique()
     of_cuda = trace.memory.filter(pl.col("allocator") == CUDA_ALLOCATOR, pl.col("device").is_not_null())
     others = of_cuda.join(of_allocators, on=DEVICE, how="anti", maintain_order="left")
-    at = chosen.filter(pl.col("device") != HOST_DEVICE).group_by(_OF_DEVICE).agg(at=pl.col("start").max())
-    timed = others.join(at, on=_OF_DEVICE, maintain_order="left")
+    peaks = chosen.filter(pl.col("device") != HOST_DEVICE).group_by(_OF_DEVICE).agg(at=pl.col("start").max())
+    timed = others.join(peaks, on=_OF_DEVICE, maintain_order="left")
     return timed.filter(pl.col("start") <= pl.col("at"), (pl.col("end") > pl.col("at")).fill_null(value=True))
 
 

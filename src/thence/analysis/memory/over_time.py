@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
 BEFORE, OTHERS, NOWHERE = "allocated before the trace", "others", "no place known"
-MOST_NAMES = 6
+MAX_NAMES = 6
 """Places that are shown by themselves: those with most bytes at the peak."""
-_MOST_POINTS = 400
+_MAX_POINTS = 400
 """Changes that are shown: always the peak, and the highest of each part of the time."""
 
 
@@ -98,13 +98,13 @@ def memory_over_time(trace: Attributed, by: str) -> MemoryOverTime:
     seen = held["opened"].is_not_null()
     live = pl.Series((opened <= at_peak) & (closed > at_peak)) & seen
     sums = pl.DataFrame({"name": name, "bytes": size}).filter(live).group_by("name").agg(pl.col("bytes").sum())
-    largest = sums.sort("bytes", "name", descending=[True, False])["name"].head(MOST_NAMES).to_list()
+    largest = sums.sort("bytes", "name", descending=[True, False])["name"].head(MAX_NAMES).to_list()
     shown = name.set(~name.is_in(largest), OTHERS)
     names = [*largest, *([OTHERS] if bool((shown == OTHERS).any()) else [])]
     values = {}
-    for one in names:
-        chosen = ((shown == one) & seen).to_numpy()
-        values[one] = _held(len(allocated), opened[chosen], closed[chosen], size[chosen])[rows]
+    for each in names:
+        chosen = ((shown == each) & seen).to_numpy()
+        values[each] = _held(len(allocated), opened[chosen], closed[chosen], size[chosen])[rows]
     rest = allocated[rows] - sum(values.values(), np.zeros(len(rows), np.int64))
     if rest.any():
         values = {BEFORE: rest, **values}
@@ -143,8 +143,8 @@ def _steps(times: Int64) -> tuple[Int64, Int64]:
 def _shown_rows(allocated: Int64, peak: int) -> Int64:
     """Of many changes the first, the last, the peak, and the highest of equally long runs."""
     count = len(allocated)
-    if count <= _MOST_POINTS:
+    if count <= _MAX_POINTS:
         return np.arange(count)
-    edges = np.linspace(0, count, _MOST_POINTS - 2).astype(np.int64)
+    edges = np.linspace(0, count, _MAX_POINTS - 2).astype(np.int64)
     highest = [low + int(np.argmax(allocated[low:high])) for low, high in pairwise(edges)]
     return np.unique([0, *highest, peak, count - 1])

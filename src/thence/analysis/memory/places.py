@@ -64,9 +64,9 @@ class MemoryPlaces:
         end = start + table["duration"].to_numpy()
         number, threads = numbered(table, *keys)
         rows_of_threads = rows_of_groups(number, threads.height)
-        found = called.join(threads.with_row_index("number"), on=keys, how="inner", maintain_order="left")
-        of_thread = rows_of_groups(found["number"].to_numpy().astype(np.int64), threads.height)
-        row, time = found["row"].to_numpy(), found["start"].to_numpy()
+        joined = called.join(threads.with_row_index("number"), on=keys, how="inner", maintain_order="left")
+        of_thread = rows_of_groups(joined["number"].to_numpy().astype(np.int64), threads.height)
+        row, time = joined["row"].to_numpy(), joined["start"].to_numpy()
         for rows, calls in zip(rows_of_threads, of_thread, strict=True):
             if len(calls):
                 moments = time[calls], time[calls]
@@ -128,8 +128,8 @@ class MemoryPlaces:
         stated = self.calls[kind]
         if self.trace.host.is_empty():
             return stated
-        found = self._of_host(kind)
-        return stated if found.null_count() == len(found) else pl.select(pl.coalesce(stated, found)).to_series()
+        host = self._of_host(kind)
+        return stated if host.null_count() == len(host) else pl.select(pl.coalesce(stated, host)).to_series()
 
     @cached_property
     def phase_starts(self) -> pl.DataFrame:

@@ -34,13 +34,13 @@ def planned_buffers(trace: Attributed) -> pl.DataFrame:
         if module.buffers.is_empty():
             continue
         named = module.instructions.select(instruction="id", hlo="name").unique("instruction", keep="first")
-        found = module.buffers.join(named, on="instruction", how="left", maintain_order="left")
-        found = found.with_columns(hlo=pl.coalesce("hlo", "name")).join(
+        buffers = module.buffers.join(named, on="instruction", how="left", maintain_order="left")
+        buffers = buffers.with_columns(hlo=pl.coalesce("hlo", "name")).join(
             module_places(module, own), on="hlo", how="left", maintain_order="left"
         )
         nowhere = {name: pl.lit(None, pl.String) for name in ("module", "step")}
         columns = ("allocation", "kind", "bytes", "source", "label", "phase")
-        parts.append(found.select(pl.lit(number, pl.Int32).alias("number"), *columns, op="hlo", **nowhere))
+        parts.append(buffers.select(pl.lit(number, pl.Int32).alias("number"), *columns, op="hlo", **nowhere))
     return pl.concat(parts)
 
 
@@ -64,18 +64,18 @@ def with_planned_buffers(trace: Attributed, memory: pl.DataFrame) -> pl.DataFram
         return memory
     table = memory.with_row_index("row").cast({"row": pl.Int64})
     planned = planned_buffers(trace)
-    found = _allocations_of_plans(_executions(trace, table), planned)
+    allocations = _allocations_of_plans(_executions(trace, table), planned)
     plan = ["number", "allocation"]
     buffers = planned.select(*plan, pl.col("bytes").alias("planned"), *_PLACES)
-    parts = found.join(buffers, on=plan, maintain_order="left_right").with_columns(asked="planned")
+    parts = allocations.join(buffers, on=plan, maintain_order="left_right").with_columns(asked="planned")
     sizes = buffers.group_by(plan).agg(pl.col("planned").sum())
-    rounding = found.join(sizes, on=plan).select(
+    rounding = allocations.join(sizes, on=plan).select(
         "row", planned=pl.col("bytes") - pl.col("planned"), asked=pl.lit(0, pl.Int64)
     )
     parts = pl.concat([parts, rounding.filter(pl.col("planned") > 0)], how="diagonal")
     split = table.drop(_PLACES).join(parts.drop("bytes", *plan), on="row", maintain_order="left_right")
     split = split.with_columns(bytes="planned", requested="asked").select(table.columns)
-    whole = table.filter(~pl.col("row").is_in(found["row"].implode()))
+    whole = table.filter(~pl.col("row").is_in(allocations["row"].implode()))
     return pl.concat([whole, split.cast(table.schema)]).sort("row", maintain_order=True).drop("row")
 
 

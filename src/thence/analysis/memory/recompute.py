@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _ENGINE = "autograd::engine::evaluate_function: "
 """Begins the names of the engine's ranges, each of which has the range of its backward function inside."""
-MOST_MODULES = 40
+MAX_MODULES = 40
 """Modules that are tried: those with most bytes at the peak."""
 RECOMPUTED = {
     "rank": pl.Int32(), "device": pl.Int32(), "module": pl.String(), "saved_bytes": pl.Int64(),
@@ -49,7 +49,7 @@ def recomputed(trace: Attributed, placed: pl.DataFrame, totals: pl.DataFrame, pe
         peaks: the peak of each allocator.
     """
     times = _forward_times(trace)
-    found = []
+    answers = []
     for rank, device, allocator, row in peaks.select(*DEVICE, "row").iter_rows():
         here = [pl.col(name) == value for name, value in zip(DEVICE, (rank, device, allocator), strict=True)]
         of_device = placed.filter(*here).with_columns(module=pl.col("module").cast(pl.String))
@@ -71,8 +71,10 @@ def recomputed(trace: Attributed, placed: pl.DataFrame, totals: pl.DataFrame, pe
             np.add.at(change, closed, size)
             saved = peak - int((allocated + np.cumsum(change)[:-1]).max())
             bytes_live = int(activations.filter(inside, "live")["bytes"].sum())
-            found.append((rank, device, module, saved, bytes_live, _mean(times.get((rank, device, module)), forwards)))
-    frame = pl.DataFrame(found, schema=RECOMPUTED, orient="row")
+            answers.append(
+                (rank, device, module, saved, bytes_live, _mean(times.get((rank, device, module)), forwards))
+            )
+    frame = pl.DataFrame(answers, schema=RECOMPUTED, orient="row")
     return frame.filter(pl.col("saved_bytes") > 0).sort(
         "saved_bytes", "rank", "device", "module", descending=[True, False, False, False]
     )
@@ -87,7 +89,7 @@ def _candidates(live: pl.DataFrame) -> list[str]:
         for length in range(2, len(parts) + 1):
             path = "/".join(parts[:length])
             sums[path] = sums.get(path, 0) + size
-    return sorted(sums, key=lambda path: (-sums[path], path))[:MOST_MODULES]
+    return sorted(sums, key=lambda path: (-sums[path], path))[:MAX_MODULES]
 
 
 def _taken(activations: pl.DataFrame, backward: pl.DataFrame) -> tuple[pl.DataFrame, int]:

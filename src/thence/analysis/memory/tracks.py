@@ -14,7 +14,7 @@ from thence.units import format_bytes
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
-MOST = 300
+MAX_ALLOCATIONS = 300
 """Allocations of a device that have a span: those with most bytes; of equal ones the earlier."""
 SPANS = {
     "rank": pl.Int32(), "device": pl.Int32(), "start": pl.Int64(), "duration": pl.Int64(), "track": pl.String(),
@@ -29,7 +29,7 @@ def memory_tracks(trace: Attributed) -> pl.DataFrame:
     Spans begin and end with the trace where it does not show that they do.
     """
     table = trace.memory.filter(pl.col("device").is_not_null())
-    largest = pl.col("bytes").rank("ordinal", descending=True).over("rank", "device") <= MOST
+    largest = pl.col("bytes").rank("ordinal", descending=True).over("rank", "device") <= MAX_ALLOCATIONS
     chosen = placed_memory(trace, table).filter(largest)
     if chosen.is_empty():
         return pl.DataFrame(schema=SPANS)

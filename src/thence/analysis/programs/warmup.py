@@ -113,11 +113,11 @@ def phases(trace: Attributed, rule: WarmUp = WarmUp.HEURISTIC) -> Phases:
         .then(pl.lit("init"))
         .otherwise(pl.lit("steady"))
     )
-    found = rows.with_columns(phase=phase)
-    nothing_left = rule is WarmUp.HEURISTIC and "steady" not in found["phase"]
+    phased = rows.with_columns(phase=phase)
+    nothing_left = rule is WarmUp.HEURISTIC and "steady" not in phased["phase"]
     kept = pl.lit("steady") if nothing_left else pl.lit("only")
     alone = ~(pl.col("phase") == "steady").any().over("key")
-    phase_of_row = found.select(
+    phase_of_row = phased.select(
         "row", phase=pl.when((pl.col("phase") == "init") & alone).then(kept).otherwise("phase")
     ).sort("row")["phase"]
     left_out = _left_out(trace, phase_of_row)

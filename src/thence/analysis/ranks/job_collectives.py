@@ -176,9 +176,9 @@ def _joint_lines(
     many = np.maximum(np.bincount(instance), 1)
     span = np.zeros(count)
     for _ in range(_PASSES):
-        more, at, span = _lines(rank, time, left, count)
-        slope, intercept = slope + more, intercept + at
-        left = left - at[rank] - more[rank] * time
+        more, line_time, span = _lines(rank, time, left, count)
+        slope, intercept = slope + more, intercept + line_time
+        left = left - line_time[rank] - more[rank] * time
         left = left - (np.bincount(instance, left) / many)[instance]
         if (np.abs(more) * span).max(initial=0.0) < _SETTLED_NS:
             break

@@ -47,10 +47,10 @@ def with_links(groups: pl.DataFrame, nodes: Mapping[int, int]) -> pl.DataFrame:
     """
     counts, links = [], []
     for ranks in groups["ranks"].to_list():
-        of = {nodes.get(rank) for rank in ranks} if ranks else {None}
-        known = of - {None}
-        counts.append(len(of) if None not in of else None)
-        links.append(NETWORK if len(known) > 1 else UNKNOWN if None in of else NODE)
+        node_of_rank = {nodes.get(rank) for rank in ranks} if ranks else {None}
+        known = node_of_rank - {None}
+        counts.append(len(node_of_rank) if None not in node_of_rank else None)
+        links.append(NETWORK if len(known) > 1 else UNKNOWN if None in node_of_rank else NODE)
     return groups.with_columns(nodes=pl.Series(counts, dtype=pl.Int32), link=pl.Series(links, dtype=pl.String))
 
 
@@ -69,11 +69,11 @@ def by_node(places: pl.DataFrame, matrix: Float64, nodes: Mapping[int, int]) -> 
     """
     numbered = places.select("rank", node=nodes_column(places["rank"], nodes), at=pl.int_range(pl.len()))
     every = numbered.drop_nulls("node").group_by("node").agg("at", ranks=pl.col("rank").unique().sort()).sort("node")
-    found = every.with_columns(devices=pl.col("at").list.len().cast(pl.Int32)).filter(
+    whole_nodes = every.with_columns(devices=pl.col("at").list.len().cast(pl.Int32)).filter(
         pl.col("devices") > 1, pl.len() > 1
     )
-    medians = [np.median(matrix[rows], axis=0) for rows in found["at"].to_list()]
-    return found.drop("at"), np.reshape(medians, (found.height, matrix.shape[1]))
+    medians = [np.median(matrix[rows], axis=0) for rows in whole_nodes["at"].to_list()]
+    return whole_nodes.drop("at"), np.reshape(medians, (whole_nodes.height, matrix.shape[1]))
 
 
 def slow_link_of(ranks: pl.DataFrame, links: pl.DataFrame) -> pl.Series:
@@ -89,8 +89,8 @@ def slow_link_of(ranks: pl.DataFrame, links: pl.DataFrame) -> pl.Series:
     for group, members, ns in links.select("group", "ranks", "extra_ns").iter_rows():
         for rank in members or ():
             extra[rank] = max(extra.get(rank, (0.0, group)), (ns, group))
-    found = [
+    slow = [
         extra[rank][1] if late and rank in extra and extra[rank][0] >= SLOW_LINK_SHARE * ns else None
         for rank, late, ns in ranks.select("rank", "straggler", "mean_ns").iter_rows()
     ]
-    return pl.Series("slow_link", found, dtype=pl.Int32)
+    return pl.Series("slow_link", slow, dtype=pl.Int32)

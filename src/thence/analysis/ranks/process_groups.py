@@ -108,7 +108,7 @@ def group_rows(collectives: JobCollectives, world: int) -> pl.DataFrame:
     ).sort("exposed_wait_ns", "group", descending=[True, False], nulls_last=True)  # fmt: skip
 
 
-_MOST_ALIKE = 4
+_MAX_ALIKE = 4
 """Groups that differ in their members and figures only, up to which each is a row of its own."""
 
 
@@ -123,7 +123,7 @@ def folded_groups(groups: pl.DataFrame) -> pl.DataFrame:
         that of one is unknown; its members are those of the group with the largest wait. The largest wait first.
     """
     key = ["kind", "size", "shown", "link", "description"]
-    many = pl.len().over(key) > _MOST_ALIKE
+    many = pl.len().over(key) > _MAX_ALIKE
     place = pl.when(many).then(0).otherwise(pl.int_range(1, pl.len() + 1))
     figures = ("collectives", "exposed_ns", "exposed_wait_ns", "transfer_ns")
     sums = [pl.when(pl.col(name).null_count() == 0).then(pl.col(name).sum()).alias(name) for name in figures]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from thence.analysis.ranks.answer import Job
 
-MOST_IN_FULL = 8
+MAX_IN_FULL = 8
 """Most ranks that a timeline or a page shows in full if no ranks are selected; of more, it shows two in full."""
 MAX_CELLS = 1_000_000
 """Maximum number of spans of all ranks together; to stay below it, consecutive steps are merged into one span."""

@@ -197,8 +197,8 @@ def _shares(names: Iterable[str], shares: pl.Series) -> list[str]:
 def _sound_answer(screen: FirstScreen) -> list[str]:
     soundness = screen.summary.soundness
     if not soundness.sound:
-        found = len(soundness.findings)
-        return [f"no: {format_count(found)} finding{'s' if found > 1 else ''} (thence check)"]
+        findings = len(soundness.findings)
+        return [f"no: {format_count(findings)} finding{'s' if findings > 1 else ''} (thence check)"]
     if not soundness.unknown:
         return ["nothing wrong was found"]
     first, *more = soundness.unknown

@@ -329,7 +329,7 @@ def headline(
     """
     run: tuple[RunPart, ...] = ()
     try:
-        found = selected_steps(trace)
+        steps = selected_steps(trace)
     except MissingData as error:
         no_steps = NO_STEPS if NO_STEPS in str(error) else str(error)
         figures = None
@@ -337,14 +337,14 @@ def headline(
         shares = _Shares.of_whole(windows)
     else:
         no_steps = ""
-        windows = found.typical
-        figures = step_figures(found, soundness)
+        windows = steps.typical
+        figures = step_figures(steps, soundness)
         recorded_idle = figures.idle_share
         plain = None if of_some_steps(trace) else plain_step(trace.step_times)
         if plain is not None:
             figures = figures.as_plain(plain)
         if trace.selection.of_ranks_and_devices_only:
-            run = tuple(_run(trace, found))
+            run = tuple(_run(trace, steps))
         shares = _Shares.of_steps(figures)
     pieces = _pieces(trace, idle.result, None if figures is None else windows)
     reason = "" if pieces is not None else idle.reason
@@ -401,14 +401,14 @@ def headline_of_summaries(
         late: late ranks, or why they were not looked for.
         times: the table step_times of all ranks.
     """
-    found = steps_of_summaries(summaries)
-    if found is None:
+    steps = steps_of_summaries(summaries)
+    if steps is None:
         windows = summaries["steps"].sort("rank", "device", "start")
         figures, no_steps = None, NO_STEPS
         shares = _Shares.of_whole(windows)
     else:
-        figures, no_steps = step_figures(found, soundness), ""
-        windows = found.typical.rename({"row": "step", "step": "name"})
+        figures, no_steps = step_figures(steps, soundness), ""
+        windows = steps.typical.rename({"row": "step", "step": "name"})
 
     def causes_in(some: pl.DataFrame) -> _Causes | None:
         """The share of each cause in some windows."""
@@ -504,9 +504,9 @@ def _headline(
     return Headline(figures, no_steps, verdict(measured, soundness), measured, said, run=run)
 
 
-def step_figures(found: Steps, soundness: Soundness) -> StepFigures:
+def step_figures(steps: Steps, soundness: Soundness) -> StepFigures:
     """The typical step of a trace."""
-    frame, typical = found.frame, found.typical
+    frame, typical = steps.frame, steps.typical
     length = pl.col("duration").clip(1)
     median, busy_ns, busy, exposed = typical.select(
         pl.col("duration").median(),
@@ -515,15 +515,15 @@ def step_figures(found: Steps, soundness: Soundness) -> StepFigures:
         exposed=(pl.col("exposed_ns") / length).median(),
     ).row(0)
     return StepFigures(
-        found.kind,
-        found.what,
+        steps.kind,
+        steps.what,
         _steps_of(frame),
         _steps_of(typical),
-        found.left_out,
+        steps.left_out,
         median,
         busy,
         exposed,
-        *_extremes(found),
+        *_extremes(steps),
         soundness.idle_is(),
         busy_ns,
         busy_spread=_spread(typical, "busy_ns"),
@@ -531,11 +531,11 @@ def step_figures(found: Steps, soundness: Soundness) -> StepFigures:
     )
 
 
-def _extremes(found: Steps) -> tuple[Ns, Ns]:
+def _extremes(steps: Steps) -> tuple[Ns, Ns]:
     """The shortest and the longest of the typical steps and outliers, ns."""
     kept = pl.col("left_out").is_null() | (pl.col("left_out") == OUTLIER)
-    duration = found.frame.filter(kept)["duration"]
-    duration = found.frame["duration"] if duration.is_empty() else duration
+    duration = steps.frame.filter(kept)["duration"]
+    duration = steps.frame["duration"] if duration.is_empty() else duration
     return int(str(duration.min())), int(str(duration.max()))
 
 
@@ -580,8 +580,8 @@ def _pace(
     length = pl.col("duration").clip(1)
     medians = own.select((pl.col("busy_ns") / length).median(), (pl.col("exposed_ns") / length).median())
     busy, exposed_share = medians.row(0)
-    found = causes(rank, device)
-    of_cause = None if found is None else {cause: share for cause, (share, _) in found.items()}
+    paces = causes(rank, device)
+    of_cause = None if paces is None else {cause: share for cause, (share, _) in paces.items()}
     measured = Measured(of_steps, busy, exposed_share, of_cause, no_causes)
     return Pace(rank, device, float(job.ranks["exposed_wait_ns"].sum()) / exposed, measured)
 
@@ -620,8 +620,8 @@ def sampled_idle(trace: Attributed, most_ranges: int) -> _Pieces | None:
     Returns:
         the pieces of idle time and the windows of these steps; None if there are more host ranges in a single step.
     """
-    found = selected_steps(trace)
-    every, windows = found.frame, found.typical.sort("start", maintain_order=True)
+    steps = selected_steps(trace)
+    every, windows = steps.frame, steps.typical.sort("start", maintain_order=True)
     count = windows.height
     while count:
         first = (windows.height - count) // 2
@@ -667,15 +667,15 @@ def _median_shares(sums: pl.DataFrame, windows: pl.DataFrame) -> _Causes:
         sums: cause, window (row in ``windows``), ns.
         windows: rank, device and duration (ns) of each.
     """
-    found = {}
+    medians = {}
     of_cause = sums.group_by("cause", maintain_order=True).agg("window", "ns").sort("cause")
     for cause, rows, ns in of_cause.rows():
         inside = np.zeros(windows.height, np.int64)
         inside[rows] = ns
         shares = windows.select("rank", "device", pl.col("duration"), ns=pl.Series(inside))
         median = float(np.median(inside / np.maximum(windows["duration"].to_numpy(), 1)))
-        found[cause] = (median, _spread(shares, "ns"))
-    return found
+        medians[cause] = (median, _spread(shares, "ns"))
+    return medians
 
 
 def _late(job: Job) -> tuple[Late, ...]:
@@ -686,10 +686,10 @@ def _late(job: Job) -> tuple[Late, ...]:
 # ---- Parts of the recording
 
 
-def _run(trace: Attributed, found: Steps) -> Iterator[RunPart]:
+def _run(trace: Attributed, steps: Steps) -> Iterator[RunPart]:
     """The parts of the recording, means over the devices with steps."""
     device = ("rank", "device")
-    frame = found.frame.join(_moments(trace), on="rank", how="left", maintain_order="left")
+    frame = steps.frame.join(_moments(trace), on="rank", how="left", maintain_order="left")
     end = pl.col("start") + pl.col("duration")
     of_device = frame.group_by(device, maintain_order=True).agg(
         pl.col("begun", "ended").first(), first=pl.col("start").min(), last=end.max()

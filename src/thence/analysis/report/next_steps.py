@@ -88,12 +88,12 @@ def next_steps(trace: Attributed, headline: Headline, summary: Summary, replays:
         "gpu_bound": "rows",
     }[headline.verdict.code]
     order = [leading, *(topic for topic in by_topic if topic != leading)]
-    found = [step for topic in order if (step := by_topic[topic]) is not None]
-    if len(found) < MAX_SHOWN and trace.gpu.height + trace.host.height <= MAX_REPLAYED and replays():
-        found.append(_what_if())
-    if len(found) < MAX_SHOWN:
-        found.append(_flame())
-    return found[:MAX_SHOWN]
+    steps = [step for topic in order if (step := by_topic[topic]) is not None]
+    if len(steps) < MAX_SHOWN and trace.gpu.height + trace.host.height <= MAX_REPLAYED and replays():
+        steps.append(_what_if())
+    if len(steps) < MAX_SHOWN:
+        steps.append(_flame())
+    return steps[:MAX_SHOWN]
 
 
 def _check(summary: Summary) -> NextStep | None:

@@ -229,8 +229,8 @@ def verdict(measured: Measured, soundness: Soundness) -> Verdict:
         return Verdict("waits_for_rank", _late_text(measured, whole))
     others = f"; {_late_text(measured, whole)}" if measured.late else ""
     if measured.exposed >= VERDICT_EXPOSED_SHARE and measured.exposed >= idle:
-        found = _of_communication(measured, soundness, whole)
-        return Verdict(found.code, found.text + others)
+        of_communication = _of_communication(measured, soundness, whole)
+        return Verdict(of_communication.code, of_communication.text + others)
     if idle < VERDICT_IDLE_SHARE:
         exposed = (
             f", {format_share(measured.exposed, 1)} of it communication without computing"

@@ -75,11 +75,11 @@ def _windows(trace: Attributed) -> pl.DataFrame:
             pauses.sort("start").select("rank", "part", "start"), on="start", by="rank",
             check_sortedness=False,
         ).group_by(*device, "part")  # fmt: skip
-    found = windows.agg(start=start, duration=end - start).sort(*device, "start")
+    merged = windows.agg(start=start, duration=end - start).sort(*device, "start")
     # Work that was launched before a time that is left out may end after it.
     before = (pl.col("start") + pl.col("duration")).cum_max().shift(1).over(device)
     begin = pl.max_horizontal("start", before)
-    return found.select(*device, start=begin, duration=(pl.col("start") + pl.col("duration") - begin).clip(0))
+    return merged.select(*device, start=begin, duration=(pl.col("start") + pl.col("duration") - begin).clip(0))
 
 
 def unrecorded_times(trace: Attributed) -> pl.DataFrame:

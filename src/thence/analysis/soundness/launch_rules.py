@@ -74,9 +74,9 @@ def launch_without_work(evidence: Evidence) -> Judgement:
         queued = _queued_at_the_end(evidence, rank, part)
         if not (missing & ~late & ~queued).any():
             late = missing
-        for chosen, into in ((missing & ~late, judgement.findings), (late, judgement.notes)):
+        for chosen, texts in ((missing & ~late, judgement.findings), (late, judgement.notes)):
             if chosen.any():
-                into.append(_missing_work(evidence, rank, part, chosen))
+                texts.append(_missing_work(evidence, rank, part, chosen))
     if maybe_captured:
         judgement.not_checked.append(
             NotChecked(
@@ -330,13 +330,13 @@ def work_without_launch(evidence: Evidence) -> Judgement:
     )
     lost = stray.join(elsewhere, on=["rank", "name", "single"], how="semi")
     never = stray.join(elsewhere, on=["rank", "name", "single"], how="anti")
-    for frame, into, why in (
+    for frame, texts, why in (
         (lost, judgement.findings, "though launches of the same kernels are"),
         (never, judgement.notes, "nor is any launch of these kernels: not every call is recorded"),
     ):
         for rank, rows in rows_by_number(frame["rank"].to_numpy()):
             if _corresponds(evidence, rank):
-                into.append(_without_launch(evidence, rank, frame[rows], why))
+                texts.append(_without_launch(evidence, rank, frame[rows], why))
     return judgement
 
 

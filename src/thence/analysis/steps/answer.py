@@ -186,10 +186,10 @@ def _by_cause(row: Int64, cause: pl.Series, ns: Int64, rows: int) -> pl.DataFram
     """Columns ``idle_<cause>_ns`` with a value for each row."""
     columns = {}
     for name in CAUSES:
-        of = mask_of(cause == name)
-        if of.any():
+        of_cause = mask_of(cause == name)
+        if of_cause.any():
             columns[f"idle_{name}_ns"] = sums = np.zeros(rows, np.int64)
-            np.add.at(sums, row[of], ns[of])
+            np.add.at(sums, row[of_cause], ns[of_cause])
     return pl.DataFrame(columns)
 
 

@@ -37,19 +37,19 @@ class StepsOverTime:
     devices: int
 
 
-def steps_over_time(found: Steps) -> StepsOverTime:
+def steps_over_time(steps: Steps) -> StepsOverTime:
     """The steps over time. The nth steps of all devices count as one."""
     device = ["rank", "device"]
     times = ("duration", "busy_ns", "exposed_ns", "idle_ns")
     every = (
-        found.frame.with_columns(
+        steps.frame.with_columns(
             turn=pl.int_range(pl.len()).over(device), start=pl.col("start") - pl.col("start").min().over(device)
         )
         .group_by("turn")
         .agg(pl.col("step", "left_out").first(), pl.col("start", *times).mean())
         .sort("turn")
     )
-    typical = float(str(found.typical["duration"].median()))
+    typical = float(str(steps.typical["duration"].median()))
     long = pl.col("duration") > _TOO_LONG * typical
     shown, too_long = every.filter(~long), every.filter(long)
     together = -(-shown.height // MAX_COLUMNS)
@@ -74,4 +74,4 @@ def steps_over_time(found: Steps) -> StepsOverTime:
         .drop("column", "first", "last")
     )  # fmt: skip
     names = too_long.select(name=pl.col("step").cast(pl.String), duration_ns="duration")
-    return StepsOverTime(rows, names, every.height, found.frame.select(device).n_unique())
+    return StepsOverTime(rows, names, every.height, steps.frame.select(device).n_unique())

@@ -155,15 +155,15 @@ def _causes(pieces_of_causes: pl.DataFrame) -> tuple[tuple[tuple[str, str | None
     Of more than `MAX_TEXTS` causes, those with the least time are merged into one.
     """
     keys = ["cause", "by", "name"]
-    found = pieces_of_causes.group_by(keys).agg(pl.col("duration").sum())
-    found = found.sort("duration", *keys, descending=[True, False, False, False])
-    kept = found.head(MAX_TEXTS).drop("duration").with_row_index("number")
+    totals = pieces_of_causes.group_by(keys).agg(pl.col("duration").sum())
+    totals = totals.sort("duration", *keys, descending=[True, False, False, False])
+    kept = totals.head(MAX_TEXTS).drop("duration").with_row_index("number")
     numbered = pieces_of_causes.join(kept, on=keys, how="left", nulls_equal=True, maintain_order="left")
     causes = [
         (cause, by, REASONS.get(name, name)[-MAX_TEXT_LENGTH:] if name else None)
         for cause, by, name in kept.select(keys).iter_rows()
     ]
-    if left := found.height - kept.height:
+    if left := totals.height - kept.height:
         causes.append(("several", "place", f"one of {left:,} others, which took less time"))
     number = numbered["number"].fill_null(kept.height).cast(pl.Int32)
     return tuple(causes), pieces_of_causes.with_columns(cause=number)
@@ -321,8 +321,8 @@ def _numbered(trace: Attributed, keys: pl.DataFrame) -> tuple[pl.Series, pl.Data
     counted = some.group_by(columns).agg(pl.col("ns").sum())
     kept = counted.sort("ns", *columns, descending=[True, *[False] * len(columns)])
     kept = kept.head(MAX_TEXTS).drop("ns").with_row_index("number")
-    found = keys.join(kept, on=columns, how="left", nulls_equal=True, maintain_order="left")
-    number = found["number"].fill_null(kept.height).cast(pl.Int32)
+    numbered = keys.join(kept, on=columns, how="left", nulls_equal=True, maintain_order="left")
+    number = numbered["number"].fill_null(kept.height).cast(pl.Int32)
     return number, kept, counted.height - kept.height
 
 
@@ -431,12 +431,12 @@ def _with_threads(trace: Attributed, kept: pl.DataFrame) -> pl.DataFrame:
     return kept.join(names, on=keys, how="left", maintain_order="left")
 
 
-def _call(found: dict[str, object]) -> str:
+def _call(row: dict[str, object]) -> str:
     """The launching call and its thread, as text."""
-    if found["name"] is None:
-        return f"the launch of {found['program']}"[:MAX_TEXT_LENGTH]
-    thread = f"thread {found['thread']}"
-    name = str(found["thread_name"] or "")
+    if row["name"] is None:
+        return f"the launch of {row['program']}"[:MAX_TEXT_LENGTH]
+    thread = f"thread {row['thread']}"
+    name = str(row["thread_name"] or "")
     if name:  # some producers name a thread by its number
         thread = name if thread in name else f"{thread} ({name})"
-    return f"{str(found['name'])[:_SHORT]} on {thread}"[:MAX_TEXT_LENGTH]
+    return f"{str(row['name'])[:_SHORT]} on {thread}"[:MAX_TEXT_LENGTH]

@@ -159,7 +159,7 @@ class Graph:
         )
         return Order(by_chain, by_target, alone, blocks)
 
-    def _block(self, nodes: slice, rows: Int64, into: Int64, edge: int) -> _Block:
+    def _block(self, nodes: slice, rows: Int64, incoming: Int64, edge: int) -> _Block:
         """One block.
 
         Args:
@@ -174,8 +174,8 @@ class Graph:
         first = np.append(True, chain[1:] != chain[:-1])[: len(rows)]
         begins = np.flatnonzero(first)
         carried = begins[self.previous[rows[begins]] != NO_ROW]
-        source, target = self.source[into], place[self.target[into] - nodes.start]
-        number = np.arange(edge, edge + len(into))
+        source, target = self.source[incoming], place[self.target[incoming] - nodes.start]
+        number = np.arange(edge, edge + len(incoming))
         inner = source >= nodes.start
         outer = ~inner
         return _Block(

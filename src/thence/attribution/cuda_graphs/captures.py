@@ -72,8 +72,8 @@ def names_of_kinds(kinds: pl.DataFrame) -> pl.DataFrame:
         kinds: columns kind and name, as `signatures.Variants.frame`.
     """
     kind = pl.col("kind").cast(pl.String)
-    for into, pattern in _BLIT.items():
-        kind = pl.when(pl.col("name").str.contains(pattern)).then(pl.lit(into)).otherwise(kind)
+    for blit, pattern in _BLIT.items():
+        kind = pl.when(pl.col("name").str.contains(pattern)).then(pl.lit(blit)).otherwise(kind)
     return kinds.with_columns(kind=kind.cast(kinds.schema["kind"]))
 
 

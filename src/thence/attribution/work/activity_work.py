@@ -176,8 +176,8 @@ def _work_of_call(
     if arguments is None:
         return None, None, None
     types = (ELEMENT_TYPES.get(tensor.type or "") for argument in arguments for tensor in tensors_of(argument))
-    multiplied = [found for found in types if found is not None and found.data_type is not None]
-    data_type = min(multiplied, key=lambda found: found.bytes).data_type if multiplied else None
+    multiplied = [operand for operand in types if operand is not None and operand.data_type is not None]
+    data_type = min(multiplied, key=lambda operand: operand.bytes).data_type if multiplied else None
     if name in SERVED_ATTENTION:
         return *served_attention(name, arguments, step), data_type
     flop = FLOP[name](arguments) if name in FLOP else None

@@ -50,15 +50,15 @@ def operator_rows(trace: Attributed) -> Int64:
 
 def _outermost(parent: Int64, rows: Int64, wanted: Mask) -> Int64:
     """The outermost wanted row among each row and its ancestors, `NO_ROW` for none."""
-    found = chain_to(parent, rows, wanted)
+    outermost = chain_to(parent, rows, wanted)
     for _ in range(_MAX_DEPTH):
-        inside = found != NO_ROW
-        further = np.full(len(found), NO_ROW, np.int64)
-        further[inside] = chain_to(parent, parent[found[inside]], wanted)
+        inside = outermost != NO_ROW
+        further = np.full(len(outermost), NO_ROW, np.int64)
+        further[inside] = chain_to(parent, parent[outermost[inside]], wanted)
         if (further == NO_ROW).all():
             break
-        found = np.where(further != NO_ROW, further, found)
-    return found
+        outermost = np.where(further != NO_ROW, further, outermost)
+    return outermost
 
 
 def operator_calls(trace: Attributed) -> pl.DataFrame:
@@ -132,8 +132,8 @@ def call_shapes(trace: Attributed) -> pl.Series:
     texts = [_shape_text(name, inputs) for name, inputs in distinct.cast(pl.String).iter_rows()]
     named = calls.join(distinct.with_columns(shape=pl.Series(texts, dtype=pl.String)), on=["name", "inputs"])
     rows = pl.select(index=pl.int_range(trace.gpu.height, dtype=pl.UInt32))
-    found = rows.join(named.unique("index", keep="first"), on="index", how="left", maintain_order="left")
-    return found["shape"].cast(pl.Categorical())
+    shapes = rows.join(named.unique("index", keep="first"), on="index", how="left", maintain_order="left")
+    return shapes["shape"].cast(pl.Categorical())
 
 
 def _shape_text(name: str, inputs: str) -> str | None:

@@ -16,11 +16,11 @@ from thence.capture.cuda.synchronization import active_devices
 from thence.errors import MissingRequirement
 
 SAMPLE_SECONDS = 0.25
-"""Time between two samples, until a device has `_MOST` of them."""
+"""Time between two samples, until a device has `_MAX_SAMPLES` of them."""
 RARE_SECONDS = 5.0
 """The same where steps are sampled. Asking an H200 for its energy takes 3.6 ms of CPU time, 15 at most; four times a
 second, that was 1.6 % of a core beside an H100, more than all else between two windows."""
-_MOST = 512
+_MAX_SAMPLES = 512
 """Samples of a device that are kept: when there are more, every second one is dropped, and the time doubles."""
 _NAMES = ("libnvidia-ml.so.1", "libnvidia-ml.so")
 
@@ -61,7 +61,7 @@ class NvmlSamples:
             return
         for device in active_devices(driver):
             self._take(driver, device)
-        if max(map(len, self._samples.values()), default=0) > _MOST:
+        if max(map(len, self._samples.values()), default=0) > _MAX_SAMPLES:
             self._samples = {device: taken[::2] for device, taken in self._samples.items()}
             self._seconds *= 2
 

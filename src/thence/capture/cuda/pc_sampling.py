@@ -142,7 +142,7 @@ class PcSampler:
 
     def take(self, *, last: bool) -> list[OfContext]:
         """Samples since the last call, by context; `last`: sampling ends."""
-        return [self._of_context(**one) for one in self._compiled.stalls_take(last)]
+        return [self._of_context(**context) for context in self._compiled.stalls_take(last)]
 
     def images(self) -> list[bytes]:
         """Images of modules that were loaded since the last call."""

@@ -17,7 +17,7 @@ from thence.capture.cuda.nvml import NvmlSamples
 if TYPE_CHECKING:
     from ctypes import c_void_p
 
-_MOST_PROCESSES = 256
+_MAX_PROCESSES = 256
 """More processes than one GPU has."""
 _UNKNOWN = (1 << 64) - 1
 """NVML_VALUE_NOT_AVAILABLE"""
@@ -33,10 +33,10 @@ class ProcessMemorySamples(NvmlSamples):
     """Samples of the bytes that this process holds (``bytes``)."""
 
     def _figures(self, device: int, handle: c_void_p, now_ns: int) -> dict[str, int | None] | None:  # noqa: ARG002
-        processes, count = (_Process * _MOST_PROCESSES)(), c_uint(_MOST_PROCESSES)
+        processes, count = (_Process * _MAX_PROCESSES)(), c_uint(_MAX_PROCESSES)
         # of drivers since 510
         if self._ask("nvmlDeviceGetComputeRunningProcesses_v3", handle, byref(count), processes):
             return None
         own = os.getpid()
-        found = [int(row.used) for row in processes[: count.value] if row.pid == own and row.used != _UNKNOWN]
-        return {"bytes": max(found)} if found else None
+        used = [int(row.used) for row in processes[: count.value] if row.pid == own and row.used != _UNKNOWN]
+        return {"bytes": max(used)} if used else None

@@ -76,12 +76,12 @@ def active_devices(driver: Any) -> list[int]:
     count = c_int()
     if driver.cuDeviceGetCount(byref(count)):
         return []
-    found = []
+    devices = []
     for device in range(count.value):
         flags, active = c_uint(), c_int()
         if not driver.cuDevicePrimaryCtxGetState(c_int(device), byref(flags), byref(active)):
-            found += [device] if active.value else []
-    return found
+            devices += [device] if active.value else []
+    return devices
 
 
 def _device(driver: Any, device: int) -> dict[str, Any]:

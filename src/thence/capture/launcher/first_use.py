@@ -164,8 +164,9 @@ def why_unseen(command: Sequence[str], environment: Mapping[str, str]) -> str | 
 def _has_pth(python: str, path: str) -> bool:
     """Whether a Python is that of this process, and ``thence.pth`` is installed for it; of others it is not known."""
     folders = path.split(os.pathsep) if os.path.basename(python) == python else [""]  # noqa: PTH119
-    found = next((one for folder in folders if os.access(one := os.path.join(folder, python), os.X_OK)), python)  # noqa: PTH118
-    if os.path.dirname(os.path.abspath(found)) != os.path.dirname(sys.executable):  # noqa: PTH100, PTH120
+    paths = [os.path.join(folder, python) for folder in folders]  # noqa: PTH118
+    interpreter = next((file for file in paths if os.access(file, os.X_OK)), python)
+    if os.path.dirname(os.path.abspath(interpreter)) != os.path.dirname(sys.executable):  # noqa: PTH100, PTH120
         return False
     return any(os.path.isfile(os.path.join(folder, _PTH)) for folder in sys.path)  # noqa: PTH113, PTH118
 

@@ -23,7 +23,7 @@ from thence.capture.cuda.cuda_events import load_driver
 from thence.capture.cuda.cupti import CuptiError
 from thence.capture.cuda.pm_sampling import BUSY, PmSampler, Room, Samples
 from thence.capture.cuda.synchronization import active_devices
-from thence.capture.recorder.options import HARDWARE_BYTES, MOST_COUNTER_BYTES
+from thence.capture.recorder.options import HARDWARE_BYTES, MAX_COUNTER_BYTES
 from thence.errors import MissingRequirement
 from thence.model.counter_names import BY_NAME
 
@@ -42,7 +42,7 @@ _MANY_WINDOWS = 1000
 """The time between two windows is at least a thousandth of the time since the first, so that long runs have few."""
 _POLL_SECONDS = 0.1
 """Time from one look to the next where a window is due but nothing is being recorded."""
-_MOST_SAMPLE_BYTES = 2 * HARDWARE_BYTES
+_MAX_SAMPLE_BYTES = 2 * HARDWARE_BYTES
 """Of one sample in the buffer of the hardware. What it takes on other chips is not known, so an overflow doubles it."""
 LOOPS = (
     "hardware counters are not sampled, because XLA_FLAGS puts loops or branches into command buffers: a JAX program "
@@ -179,8 +179,8 @@ class CounterWindows:
             )
         )
         since = int(np.searchsorted(start, end[-1] - int(1e9 * wanted.last_seconds))) if len(end) else 0
-        found = Samples(start[since:], end[since:], values[since:], overflow)
-        self._write(device, sampler, found, time.time_ns())
+        last = Samples(start[since:], end[since:], values[since:], overflow)
+        self._write(device, sampler, last, time.time_ns())
 
     def facts(self) -> dict[str, Any] | None:
         """The entry ``counters`` of the description; None where no counters were asked for.
@@ -224,7 +224,7 @@ class CounterWindows:
 
     def _open(self, device: int, wanted: Counters, cupti: Cupti, compiled: ModuleType | None) -> PmSampler:
         metrics = {name: metric for name in wanted.names if (metric := BY_NAME[name].metric)}
-        room = Room(wanted.samples, self._sample_bytes, MOST_COUNTER_BYTES)
+        room = Room(wanted.samples, self._sample_bytes, MAX_COUNTER_BYTES)
         sampler = PmSampler(cupti, device, metrics, self._interval_ns, room, compiled)
         self._metrics |= sampler.metrics
         self._left_out |= sampler.left_out
@@ -240,11 +240,11 @@ class CounterWindows:
         self._windows.append(
             {"device": device, "start": start, "end": end, "samples": count, "overflow": samples.overflow}
         )
-        columns = {name: np.ascontiguousarray(samples.values[:, at]) for at, name in enumerate(sampler.metrics)}
+        columns = {name: np.ascontiguousarray(samples.values[:, number]) for number, name in enumerate(sampler.metrics)}
         devices = np.full(count, device, dtype=np.int32)
         self._keep({"device": devices, "start": samples.start, "end": samples.end, **columns})
         if samples.overflow:
-            self._sample_bytes = min(2 * self._sample_bytes, _MOST_SAMPLE_BYTES)
+            self._sample_bytes = min(2 * self._sample_bytes, _MAX_SAMPLE_BYTES)
             self._warn(
                 "a window of hardware counters is lost, because the buffer of the hardware was full before the window "
                 "could be ended; a shorter window, or a longer interval between samples, needs less of it"

@@ -26,7 +26,7 @@ _RARE = re.compile(r"cu(da)?(\w*Synchronize|StreamWaitEvent|EventRecord|Stream(B
 """Calls that wait, record events, and begin or end captures. A program makes few of them."""
 _WAITS = re.compile(r"cu(da)?(\w*Synchronize|StreamWaitEvent|EventRecord)")
 """Calls that wait for the device, and those of events, by which streams wait for each other."""
-MOST_COUNTER_BYTES = 300_000_000
+MAX_COUNTER_BYTES = 300_000_000
 """Memory that sampling counters may need on each device."""
 HARDWARE_BYTES = 16_000
 """Size of one sample in the buffer of the hardware, rounded up: 10.4 KB with seven counters on an H200."""
@@ -132,12 +132,12 @@ class Counters:
                 f"before the next one begins; got {self.window_seconds:g} s, with a sample each "
                 f"{self.interval_us:g} us and a window each {self.every_seconds:g} s"
             )
-        if self.bytes > MOST_COUNTER_BYTES:
+        if self.bytes > MAX_COUNTER_BYTES:
             seconds = self.last_seconds or self.window_seconds
-            fits = MOST_COUNTER_BYTES / self.bytes * seconds
+            fits = MAX_COUNTER_BYTES / self.bytes * seconds
             raise UsageError(
                 f"{'the last' if self.last_seconds else 'a window of counters of'} {seconds:g} s would need "
-                f"{self.bytes / 1e6:,.0f} MB of memory, more than the {MOST_COUNTER_BYTES / 1e6:.0f} MB that there are "
+                f"{self.bytes / 1e6:,.0f} MB of memory, more than the {MAX_COUNTER_BYTES / 1e6:.0f} MB that there are "
                 f"for it: make it {fits:.2g} s, sample less often, or ask for fewer counters"
             )
 
@@ -303,7 +303,7 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "Counters | None": ("an object or null", lambda value: value is None or isinstance(value, dict)),
     "tuple[str, ...]": (
         "a list of texts",
-        lambda value: isinstance(value, list | tuple) and all(isinstance(one, str) for one in value),
+        lambda value: isinstance(value, list | tuple) and all(isinstance(item, str) for item in value),
     ),
 }
 """By the type of an option, what JSON states for it."""

@@ -32,9 +32,9 @@ _HARDWARE_BYTES = 64 << 20
 """The buffer of the hardware, on each device."""
 _READ_MILLISECONDS = 100
 """How often CUPTI reads it."""
-_MOST_IMAGE_BYTES = 256 << 20
+_MAX_IMAGE_BYTES = 256 << 20
 """Of modules with lines."""
-_MOST_NEW = 20_000
+_MAX_NEW = 20_000
 """Instructions whose lines are looked up each time that samples are taken: a quarter of a second. Others have none."""
 _Key = tuple[int, int, int]
 
@@ -66,7 +66,7 @@ class Stalls:
             return
         try:
             self._sampler = PcSampler(cupti, compiled, subscription, PERIOD, _HARDWARE_BYTES, _READ_MILLISECONDS)
-            self._lines = SourceLines(cupti, _MOST_IMAGE_BYTES)
+            self._lines = SourceLines(cupti, _MAX_IMAGE_BYTES)
         except MissingRequirement as error:
             self._fail(str(error))
 
@@ -82,11 +82,11 @@ class Stalls:
         except MissingRequirement as error:
             self._fail(str(error))
             return
-        for one in self._sums:
-            if one.error is not None:
-                self._fail(str(one.error))
-            if len(one.rows):
-                self._keep(self._placed(one, names, lines))
+        for sums in self._sums:
+            if sums.error is not None:
+                self._fail(str(sums.error))
+            if len(sums.rows):
+                self._keep(self._placed(sums, names, lines))
         self._over = last
 
     def facts(self) -> dict[str, Any] | None:
@@ -104,7 +104,7 @@ class Stalls:
         sampler, lines = self._sampler, self._lines
         return {
             "period_cycles": 1 << PERIOD,
-            **{name: sum(getattr(one, name) for one in self._sums) for name in _SUMMED},
+            **{name: sum(getattr(sums, name) for sums in self._sums) for name in _SUMMED},
             "missed": 0 if sampler is None else sampler.missed,
             "unseen": self._unseen,
             "unlooked": self._unlooked,
@@ -112,25 +112,25 @@ class Stalls:
             "trouble": self._trouble,
         }
 
-    def _placed(self, one: OfContext, names: Names, lines: SourceLines) -> Columns:
+    def _placed(self, of_context: OfContext, names: Names, lines: SourceLines) -> Columns:
         """Rows of the table: sums by function, line and reason, without what each sample is counted a second time."""
-        reasons = {number: reason_of(name) for number, name in one.reasons.items()}
+        reasons = {number: reason_of(name) for number, name in of_context.reasons.items()}
         counted = np.array([number for number, reason in reasons.items() if reason is not None], np.uint32)
-        rows = one.rows[np.isin(one.rows["reason"], counted)]
+        rows = of_context.rows[np.isin(of_context.rows["reason"], counted)]
         seen = np.isin(rows["cubin"], np.fromiter(lines.seen, np.uint64))
         self._unseen += int(rows["samples"][~seen].sum(dtype=np.int64))
         functions = names.of_pointers(rows["function"])
         file, line = self._looked_up(rows, functions, lines, names)
         keys = np.stack([functions.astype(np.int64), file, line, rows["reason"].astype(np.int64)])
-        found, which = np.unique(keys, axis=1, return_inverse=True)
-        samples = np.zeros(found.shape[1], np.int64)
+        distinct, which = np.unique(keys, axis=1, return_inverse=True)
+        samples = np.zeros(distinct.shape[1], np.int64)
         np.add.at(samples, which.reshape(-1), rows["samples"].astype(np.int64))
-        numbers = [names.of_text(reasons[number] or "") for number in found[3].tolist()]
+        numbers = [names.of_text(reasons[number] or "") for number in distinct[3].tolist()]
         return {
-            "device": np.full(len(samples), one.device, np.int32),
-            "kernel": found[0],
-            "file": found[1],
-            "line": found[2],
+            "device": np.full(len(samples), of_context.device, np.int32),
+            "kernel": distinct[0],
+            "file": distinct[1],
+            "line": distinct[2],
             "reason": np.array(numbers, np.uint32),
             "samples": samples,
         }
@@ -140,21 +140,21 @@ class Stalls:
     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Numbers of the names of files, and lines, by row; 0: unknown."""
         keys = np.stack([rows["cubin"], functions.astype(np.uint64), rows["pc"]])
-        found, first, which = np.unique(keys, axis=1, return_index=True, return_inverse=True)
-        known = np.zeros((found.shape[1], 2), np.int64)
+        distinct, first, which = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+        known = np.zeros((distinct.shape[1], 2), np.int64)
         looked = 0
         texts = _texts(rows["function"][first])
-        for at, (cubin, function, pc) in enumerate(found.T.tolist()):
+        for number, (cubin, function, pc) in enumerate(distinct.T.tolist()):
             place = self._known.get((cubin, function, pc))
             if place is None and lines.knows(cubin):
-                if looked == _MOST_NEW:
+                if looked == _MAX_NEW:
                     self._unlooked += 1
                     continue
                 looked += 1
-                place_text = lines.line(cubin, texts[at], pc)
+                place_text = lines.line(cubin, texts[number], pc)
                 place = (0, 0) if place_text is None else (names.of_text(place_text[0]), place_text[1])
                 self._known[cubin, function, pc] = place
-            known[at] = place or (0, 0)
+            known[number] = place or (0, 0)
         return known[which.reshape(-1), 0], known[which.reshape(-1), 1]
 
     def _fail(self, why: str) -> None:

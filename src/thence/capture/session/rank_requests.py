@@ -88,10 +88,10 @@ class RankRequests:
 
     def _work(self) -> None:
         try:
-            found = self._find()
-            if found is None:
+            peers = self._find()
+            if peers is None:
                 return
-            store, rank = found
+            store, rank = peers
             # A connection of its own, so that the program's calls never wait for ours.
             store = store.clone() if hasattr(store, "clone") else store
             self._seen = monotonic(), self._step()

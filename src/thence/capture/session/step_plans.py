@@ -52,7 +52,7 @@ _FOLLOWING = 3
 """Steps after a sampled window that count for what it costs: parts are written meanwhile, and caches are cold."""
 _FEW_WINDOWS = 4
 """Of fewer windows than these, the largest cost counts; else the upper end of the 95 % interval of their mean."""
-_MOST_MEDIANS = 4
+_MAX_MEDIANS = 4
 """A cost counts as so many times their median, at most: a checkpoint in a window is not what recording costs."""
 _AIM = 0.5
 """Part of the budget that the measured cost is kept to: not all that recording costs can be measured in one process."""
@@ -331,7 +331,7 @@ class SampledSteps:
 
     def _most_cost(self) -> float:
         """What a window costs, ns, at the upper end of the 95 % interval of the mean of the latest ones."""
-        most = _MOST_MEDIANS * statistics.median_low(map(abs, self._costs))
+        most = _MAX_MEDIANS * statistics.median_low(map(abs, self._costs))
         costs = [min(cost, most) for cost in self._costs]
         if len(costs) < _FEW_WINDOWS:
             return max(costs)

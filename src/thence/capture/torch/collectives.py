@@ -310,8 +310,8 @@ class _Known:
     def _ends(self, name: str, peer: int | None) -> dict[str, object]:
         if peer is None or not 0 <= peer < len(self.ranks):
             return {}
-        there = self.ranks[peer]
-        source, destination = (self.here, there) if name == "send" else (there, self.here)
+        peer_ranks = self.ranks[peer]
+        source, destination = (self.here, peer_ranks) if name == "send" else (peer_ranks, self.here)
         return dict(zip(_PEERS, (source, destination), strict=True))
 
 

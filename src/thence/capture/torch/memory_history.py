@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-MOST_ENTRIES = 500_000
+MAX_ENTRIES = 500_000
 """Entries of the ring, some 200 bytes each in the allocator, and a kB each while they are written. What was allocated
 before the oldest one and is still live is in the snapshot too."""
 _RECORD = "_record_memory_history"
@@ -93,7 +93,7 @@ class MemoryHistory:
             self._original = getattr(memory, _RECORD)
             self._program_decides = bool(torch._C._cuda_isHistoryEnabled())  # noqa: SLF001 - no public name
             if not self._program_decides:
-                self._original(enabled="all", context=None, stacks="python", max_entries=MOST_ENTRIES)
+                self._original(enabled="all", context=None, stacks="python", max_entries=MAX_ENTRIES)
             torch._C._cuda_attach_out_of_memory_observer(self._out_of_memory)  # noqa: SLF001
         except Exception as error:  # noqa: BLE001 - the program comes first
             _LOG.warning("thence: the memory of PyTorch is not recorded: %s", error)

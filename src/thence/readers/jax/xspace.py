@@ -467,7 +467,7 @@ class Events:
     def events_with(self, columns: Sequence[str]) -> pl.DataFrame:
         """The events that have all of these stats: ``row`` (in `frame`), and the stats, which are rare ones."""
         strings = self.categories()
-        found: pl.DataFrame | None = None
+        joined: pl.DataFrame | None = None
         for column in columns:
             cells = self._cells[column]
             empty = np.zeros(0, np.int64)
@@ -477,9 +477,9 @@ class Events:
             series = named(strings, values) if dtype == pl.Categorical() else numbers
             part = pl.DataFrame({"row": np.concatenate([empty, *cells.rows]), column: series})
             part = part.unique("row", keep="last", maintain_order=True)
-            found = part if found is None else found.join(part, on="row", maintain_order="left")
-        assert found is not None
-        return found
+            joined = part if joined is None else joined.join(part, on="row", maintain_order="left")
+        assert joined is not None
+        return joined
 
     def _column(self, column: str, dtype: pl.DataType, strings: pl.Series) -> pl.Series:
         if dtype == pl.Categorical():

@@ -101,8 +101,8 @@ class _Ahead:
 
 def _state(name: str) -> tuple[int, ...]:
     """Values that change if a file is replaced or written to."""
-    found = os.stat(name)  # noqa: PTH116 - as `thence.readers.source` looks at names
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    status = os.stat(name)  # noqa: PTH116 - as `thence.readers.source` looks at names
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 _ahead = _Ahead()

@@ -46,10 +46,10 @@ def accelerator(metadata: Mapping[str, Any], categories: Iterable[str], names: I
     """
     hip = any(key.startswith("hip_") for key in metadata) or any(map(_HIP_CALL.fullmatch, names))
     prefixes = {category.partition("_")[0] for category in categories if "_" in category}
-    found = next((name for name in _BY_CATEGORY if name in prefixes), None)
+    vendor = next((name for name in _BY_CATEGORY if name in prefixes), None)
     if hip or "hip" in prefixes:
-        found = "rocm"
-    return {} if found is None else {"accelerator": found}
+        vendor = "rocm"
+    return {} if vendor is None else {"accelerator": vendor}
 
 
 def rank_of(metadata: Mapping[str, Any], file_name: str) -> int | None:

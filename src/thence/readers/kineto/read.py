@@ -242,8 +242,8 @@ def _labels_among_ops(host: Arrays, names: list[str]) -> Array:
     ops = host["category"] == RECORDED_CATEGORIES.index("op")
     known = ops & ((host["sequence"] != MISSING) | host.pop("is_kernel"))
     ranges = host["category"] == RECORDED_CATEGORIES.index("range")
-    found = ranges_among_ops(used(ops), used(known), used(ranges))
-    return np.array([text in found for text in names], np.bool_)
+    labels = ranges_among_ops(used(ops), used(known), used(ranges))
+    return np.array([text in labels for text in names], np.bool_)
 
 
 def _launches(host: Arrays, gpu: Arrays, lanes: list[tuple[Any, Any]]) -> Arrays:

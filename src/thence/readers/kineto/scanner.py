@@ -81,8 +81,8 @@ def scanned(piece: bytes | memoryview) -> Callable[[], ScannedRows] | None:
         It raises MsgspecError or ValueError if a text is not valid UTF-8, or not of the type of its field.
     """
     module = SCANNER.load()
-    found = None if module is None else _scanner(module).scan(piece)
-    return None if found is None else lambda: ScannedRows(_Scan(piece, *found))
+    scan = None if module is None else _scanner(module).scan(piece)
+    return None if scan is None else lambda: ScannedRows(_Scan(piece, *scan))
 
 
 def is_scanned(piece: bytes | memoryview) -> bool:

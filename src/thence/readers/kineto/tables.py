@@ -465,8 +465,8 @@ def waiting_calls(host: Arrays, order: Array, names: list[str]) -> Calls:
     if not kinds:
         return Calls(np.empty(0, np.int64), np.empty(0, np.object_))
     rows = np.flatnonzero(np.isin(host["name"], list(kinds)) & IS_API_CALL[host["category"]])
-    found = [kinds[number] for number in host["name"][rows].tolist()]
-    return Calls(_places_after(rows, order), np.array(found, np.object_))
+    calls = [kinds[number] for number in host["name"][rows].tolist()]
+    return Calls(_places_after(rows, order), np.array(calls, np.object_))
 
 
 def waiting_facts(waiting: Arrays, ranks: list[int]) -> pl.DataFrame:

@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 1 << 22
 """Frames that are compared at once."""
-_MOST_FRAMES = 256
+_MAX_FRAMES = 256
 """Innermost frames of a stack; the others are left out."""
 _LONGEST = 1000
 """Characters of a file or function."""
-_MOST_TEXT = 64_000_000
+_MAX_TEXT = 64_000_000
 """Characters of all distinct stacks; the stacks of a snapshot with more are left out, and their lines kept."""
-_MOST_ANNOTATIONS = 1_000_000
+_MAX_ANNOTATIONS = 1_000_000
 _DEEPEST = 20
 """Annotations that are open at once; those in them are left out."""
 _OPERATOR = re.compile(r"at::_ops::(\w{1,200})::")
 _ALLOCATE = ("empty", "resize_")
 """Operators that allocate for the operator that calls them."""
-_MOST_DISTINCT = 2_000_000
+_MAX_DISTINCT = 2_000_000
 _PHASES = (Phase.FORWARD, Phase.OPTIMIZER, Phase.BACKWARD, Phase.RECOMPUTE)
 """Phases that stacks show, each of which hides those before it; forward only in a program that differentiates."""
 _PYTHON = (".py", ">")
@@ -65,22 +65,22 @@ def places_of(tape: Tape, dicts: Cells, name: str) -> dict[str, pl.Series]:
     parts = _parts(tape.counts(stacks))
     frames_of_parts = [np.unique(tape.all_elements(stacks[begin:end])[0]) for begin, end in parts]
     known = np.unique(np.concatenate([np.zeros(0, np.uint32), *frames_of_parts]))
-    if len(known) > _MOST_DISTINCT:
-        raise DamagedInput(name, f"holds more than {_MOST_DISTINCT:,} different frames")
+    if len(known) > _MAX_DISTINCT:
+        raise DamagedInput(name, f"holds more than {_MAX_DISTINCT:,} different frames")
     kinds = _FrameKinds.of(tape, known)
-    found = [_of_stacks(kinds, _Stacks.of(tape, known, stacks[begin:end])) for begin, end in parts]
-    differentiates = any(part.engine for part in found)
+    pieces = [_of_stacks(kinds, _Stacks.of(tape, known, stacks[begin:end])) for begin, end in parts]
+    differentiates = any(part.engine for part in pieces)
     operators = list(dict.fromkeys(op for op in kinds.op if op is not None))
     numbers = {op: i for i, op in enumerate(operators)}
     op_of_frame = np.array([*(-1 if op is None else numbers[op] for op in kinds.op), -1], np.int64)  # the last: of -1
     source, op, phase = (
-        np.concatenate([np.zeros(0, np.int64), *(getattr(part, column) for part in found)])
+        np.concatenate([np.zeros(0, np.int64), *(getattr(part, column) for part in pieces)])
         for column in ("source", "op", "phase")
     )
     if not differentiates:
         phase = np.where(phase == _PHASES.index(Phase.FORWARD), -1, phase)
-    whole = [text for part in found for text in part.stack]
-    if sum(len(text) for text in whole if text is not None) > _MOST_TEXT:
+    whole = [text for part in pieces for text in part.stack]
+    if sum(len(text) for text in whole if text is not None) > _MAX_TEXT:
         whole = [None] * len(whole)
     position = pl.Series([Position.LINE.value, None], dtype=pl.Enum(POSITIONS))
     columns = {
@@ -111,8 +111,8 @@ def labels_of(
     """
     noted, number = _noted(tape, tape.field(dicts, "user_metadata"))
     times, paths = _open_annotations(tape, annotations, device)
-    at = np.searchsorted(times, times_us, "right")
-    by_time = pl.Series([None, *paths], dtype=pl.String).cast(pl.Categorical()).gather(np.where(in_history, at, 0))
+    place = np.searchsorted(times, times_us, "right")
+    by_time = pl.Series([None, *paths], dtype=pl.String).cast(pl.Categorical()).gather(np.where(in_history, place, 0))
     of_dict = noted.gather(number)
     return of_dict.zip_with(of_dict.is_not_null(), by_time)
 
@@ -139,16 +139,16 @@ class _Stacks:
 
     def innermost(self, kind: NDArray[np.bool_]) -> Int64:
         """The innermost frame of a kind in each stack; -1 for none."""
-        found = np.full(self.count, -1)
-        at = np.flatnonzero(kind[self.frame])[::-1]  # of several, the last one that is written stays
-        found[self.stack[at]] = self.frame[at]
-        return found
+        innermost = np.full(self.count, -1)
+        places = np.flatnonzero(kind[self.frame])[::-1]  # of several, the last one that is written stays
+        innermost[self.stack[places]] = self.frame[places]
+        return innermost
 
     def having(self, kind: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Which stacks have a frame of a kind."""
-        found = np.zeros(self.count, np.bool_)
-        found[self.stack[kind[self.frame]]] = True
-        return found
+        having = np.zeros(self.count, np.bool_)
+        having[self.stack[kind[self.frame]]] = True
+        return having
 
 
 @dataclass(frozen=True)
@@ -272,14 +272,14 @@ def _hashes(elements: Cells, counts: Int64) -> NDArray[np.uint64]:
     first = np.cumsum(counts) - counts
     place = (np.arange(len(elements)) - np.repeat(first, counts)).astype(np.uint64)
     mixed = elements.astype(np.uint64) + (place + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    found = np.zeros((len(counts), 2), np.uint64)
+    hashes = np.zeros((len(counts), 2), np.uint64)
     has = counts > 0
     for column, factor in enumerate((0xBF58476D1CE4E5B9, 0x94D049BB133111EB)):
         value = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(factor)
         value ^= value >> np.uint64(32)
         if has.any():
-            found[has, column] = np.add.reduceat(value, first[has])
-    return found
+            hashes[has, column] = np.add.reduceat(value, first[has])
+    return hashes
 
 
 def _equal(tape: Tape, lists: Cells, others: Cells, lengths: Int64) -> NDArray[np.bool_]:
@@ -287,9 +287,9 @@ def _equal(tape: Tape, lists: Cells, others: Cells, lengths: Int64) -> NDArray[n
     equal: NDArray[np.bool_] = lengths == tape.counts(others)
     for begin, end in _parts(lengths):
         part = np.arange(begin, end)[equal[begin:end]]
-        one, counts = tape.all_elements(lists[part])
+        elements, counts = tape.all_elements(lists[part])
         other, _ = tape.all_elements(others[part])
-        differing = np.repeat(part, counts)[one != other]
+        differing = np.repeat(part, counts)[elements != other]
         equal[differing] = False
     return equal
 
@@ -312,10 +312,10 @@ def _joined(kinds: _FrameKinds, stacks: _Stacks) -> list[str | None]:
     stack = stacks.stack[kept]
     first = np.flatnonzero(np.diff(stack, prepend=-1))
     depth = np.arange(len(kept)) - np.repeat(first, np.diff([*first.tolist(), len(kept)]))
-    kept = kept[depth < _MOST_FRAMES][::-1]
+    kept = kept[depth < _MAX_FRAMES][::-1]
     lengths = np.array([len(text) for text in kinds.texts] or [0], np.int64)
     texts: list[str | None] = [None] * stacks.count
-    if int(lengths[stacks.frame[kept]].sum()) > _MOST_TEXT:
+    if int(lengths[stacks.frame[kept]].sum()) > _MAX_TEXT:
         return texts
     frames = pl.Series(kinds.texts, dtype=pl.String).gather(stacks.frame[kept])
     table = pl.DataFrame({"stack": stacks.stack[kept], "frame": frames})
@@ -338,10 +338,10 @@ def _noted(tape: Tape, cells: Cells) -> tuple[pl.Series, Int64]:
 
 
 def _label_of_dict(tape: Tape, cell: np.uint32) -> str | None:
-    one = np.array([cell], np.uint32)
+    single = np.array([cell], np.uint32)
     fields: dict[str, Any] = {}
     for key in tape.keys(cell):
-        value = tape.field(one, key)
+        value = tape.field(single, key)
         numbers, is_number = tape.integers(value)
         text = int(tape.text_numbers(value)[0])
         if text >= 0 or is_number[0]:
@@ -353,7 +353,7 @@ def _label_of_dict(tape: Tape, cell: np.uint32) -> str | None:
 
 def _open_annotations(tape: Tape, annotations: Cells, device: int) -> tuple[Int64, list[str | None]]:
     """Times at which annotations of a device begin or end, and the path of those that are open from then on."""
-    if not 0 < len(annotations) <= _MOST_ANNOTATIONS:
+    if not 0 < len(annotations) <= _MAX_ANNOTATIONS:
         return np.zeros(0, np.int64), []
     annotations = annotations[tape.integers(tape.field(annotations, "device"))[0] == device]
     times = tape.integers(tape.field(annotations, "time_us"))[0]

@@ -55,7 +55,7 @@ def _as_noted(memory: pl.DataFrame, noted: pl.DataFrame) -> pl.DataFrame:
         return memory
     calls = noted.select("device", "address", "start", "process", "thread", launch="start").drop_nulls().sort("start")
     asked = memory.select("device", "address", "start").with_row_index("row").drop_nulls().sort("start")
-    found = asked.join_asof(
+    joined = asked.join_asof(
         calls,
         on="start",
         by=["device", "address"],
@@ -65,7 +65,7 @@ def _as_noted(memory: pl.DataFrame, noted: pl.DataFrame) -> pl.DataFrame:
     )
     columns = ("process", "thread", "launch")
     rows = memory.with_row_index("row").join(
-        found.select("row", *columns), on="row", how="left", suffix="_noted", maintain_order="left"
+        joined.select("row", *columns), on="row", how="left", suffix="_noted", maintain_order="left"
     )
     known = (pl.coalesce(f"{name}_noted", name).alias(name) for name in columns)
     return rows.with_columns(known).select(memory.columns)
@@ -81,16 +81,16 @@ def with_snapshots(parts: Sequence[Read]) -> list[Read]:
         parts: the inputs that were read.
     """
     of_memory = {part.file: part.tables.meta.formats == (NAME,) for part in parts}
-    found = {part.file: part for part in parts if not of_memory[part.file]}
+    others = {part.file: part for part in parts if not of_memory[part.file]}
     alone = []
     for snapshot in (part for part in parts if of_memory[part.file]):
-        files = [file for file, part in found.items() if _is_same_process(part, snapshot)]
+        files = [file for file, part in others.items() if _is_same_process(part, snapshot)]
         if len(files) == 1:
-            part = found[files[0]]
-            found[files[0]] = dataclasses.replace(part, tables=_with_snapshot(part.tables, snapshot.tables))
+            part = others[files[0]]
+            others[files[0]] = dataclasses.replace(part, tables=_with_snapshot(part.tables, snapshot.tables))
         else:
             alone.append(snapshot)
-    return [*found.values(), *alone]
+    return [*others.values(), *alone]
 
 
 def _is_same_process(part: Read, snapshot: Read) -> bool:
@@ -107,10 +107,10 @@ def _is_same_process(part: Read, snapshot: Read) -> bool:
 
 
 def _with_snapshot(trace: Tables, snapshot: Tables) -> Tables:
-    found = joined(trace, snapshot, trace.meta.epoch_ns or 0, trace.ranks[0])
-    meta = found.meta
+    memory = joined(trace, snapshot, trace.meta.epoch_ns or 0, trace.ranks[0])
+    meta = memory.meta
     (name,) = snapshot.meta.inputs
     instead = " instead of the trace's own" if trace.memory_totals.height else ""
     note = f"{name}: its memory is joined to {meta.named}{instead}"
     meta = dataclasses.replace(meta, inputs=(*meta.inputs, name), formats=(*meta.formats, NAME))
-    return dataclasses.replace(found, meta=dataclasses.replace(meta, notes=(*meta.notes, note)))
+    return dataclasses.replace(memory, meta=dataclasses.replace(meta, notes=(*meta.notes, note)))

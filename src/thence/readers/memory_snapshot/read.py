@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     Int64 = NDArray[np.int64]
 
 ALLOCATOR = "torch"
-_MOST_BYTES = 1 << 48
+_MAX_BYTES = 1 << 48
 """Of a block or a segment; addresses of devices have 48 bits or a few more."""
 _LATEST_US = 1 << 52
-_FEWEST_BYTES = 20
+_MIN_BYTES = 20
 """Of an event, a block or a segment in the file: those of PyTorch have 60 or more."""
-_MOST_DEVICES = 1024
+_MAX_DEVICES = 1024
 _SEGMENTS = {"device": pl.Int32(), "address": pl.Int64(), "bytes": pl.Int64()}
 _RANK = re.compile(r"rank[_-]?(\d{1,9})(?!\d)", re.IGNORECASE)
 
@@ -110,12 +110,12 @@ class _Reader:
         self.settings = self._settings(tape.field(root, "allocator_settings"))
         match = _RANK.search(Path(name).name)
         self.rank, self.ranked = (int(match[1]), True) if match else (0, False)
-        if len(self.traces) > _MOST_DEVICES:
+        if len(self.traces) > _MAX_DEVICES:
             raise DamagedInput(name, "has histories of more than 1,024 devices")
 
     def tables(self) -> Tables:
         """The tables of all devices."""
-        device = self._numbers(self.segments, "device", _MOST_DEVICES, missing=0)
+        device = self._numbers(self.segments, "device", _MAX_DEVICES, missing=0)
         histories = [self._listed(trace) for trace in self.traces[:, np.newaxis]]
         times = [self._numbers(history, "time_us", _LATEST_US, missing=0) for history in histories]
         self.first_us = first = min((int(time[0]) for time in times if len(time)), default=0)
@@ -134,19 +134,19 @@ class _Reader:
                 "the GPU, before it frees its memory",
             )
         rows = 0
-        for place, found in enumerate(devices):
-            devices[place] = _shifted(found, rows)
-            rows += len(found.totals)
+        for place, tables in enumerate(devices):
+            devices[place] = _shifted(tables, rows)
+            rows += len(tables.totals)
         return Tables(
-            memory=_together([found.memory for found in devices], MEMORY.empty()),
-            memory_totals=_together([found.totals for found in devices], MEMORY_TOTALS.empty()),
-            memory_failures=_together([found.failures for found in devices], MEMORY_FAILURES.empty()),
+            memory=_together([tables.memory for tables in devices], MEMORY.empty()),
+            memory_totals=_together([tables.totals for tables in devices], MEMORY_TOTALS.empty()),
+            memory_failures=_together([tables.failures for tables in devices], MEMORY_FAILURES.empty()),
             meta=self._meta(devices, first),
         )
 
     def _meta(self, devices: list[_Device], first_us: int) -> Meta:
-        missing = sum(found.lives.inconsistent for found in devices)
-        inferred = sum(found.lives.inferred for found in devices)
+        missing = sum(device.lives.inconsistent for device in devices)
+        inferred = sum(device.lives.inferred for device in devices)
         warnings, losses, notes = [], [], []
         if missing:
             text = (
@@ -160,7 +160,7 @@ class _Reader:
                 f"{self.name}: {several(inferred, 'block')} above 1 MiB from before the history, which were returned "
                 "in it: their sizes follow from their neighbours, and each may be wrong by up to 1 MiB"
             )
-        if not any(len(found.totals) > 1 for found in devices):
+        if not any(len(device.totals) > 1 for device in devices):
             notes.append(
                 f"{self.name}: holds no history, only what is live; torch.cuda.memory._record_memory_history() before "
                 "the program begins records one"
@@ -184,13 +184,13 @@ class _Reader:
         limit = int(unsplit[0])
         return Settings(
             expandable,
-            limit if stated[0] and 0 < limit < _MOST_BYTES else None,
+            limit if stated[0] and 0 < limit < _MAX_BYTES else None,
             tuple(min(max(count, 0), 1 << 20) for count in counts),
         )
 
     def _listed(self, lists: Cells) -> Cells:
         """The events, blocks or segments in lists; each is some bytes of the file."""
-        if self.tape.counts(lists).sum() > self.tape.bytes // _FEWEST_BYTES:
+        if self.tape.counts(lists).sum() > self.tape.bytes // _MIN_BYTES:
             raise DamagedInput(self.name, "repeats its events or blocks")
         return self.tape.all_elements(lists)[0]
 
@@ -213,7 +213,7 @@ class _Reader:
         lists = self.tape.field(segments, "blocks")
         dicts, counts = self._listed(lists), self.tape.counts(lists)
         segment = np.repeat(np.arange(len(segments)), counts)
-        size = self._numbers(dicts, "size", _MOST_BYTES)
+        size = self._numbers(dicts, "size", _MAX_BYTES)
         begins = self._numbers(segments, "address", 1 << 60)
         # Before torch 2.1, blocks have no address: they fill their segment in order.
         first = np.cumsum(counts) - counts
@@ -221,7 +221,7 @@ class _Reader:
         offset = within - np.repeat(within[np.minimum(first, len(within) - 1)] if len(size) else first, counts)
         stated = self.tape.field(dicts, "address")
         address = np.where(stated == NOTHING, begins[segment] + offset, self.tape.integers(stated)[0])
-        requested = self._numbers(dicts, "requested_size", _MOST_BYTES, missing=0)
+        requested = self._numbers(dicts, "requested_size", _MAX_BYTES, missing=0)
         state = self._texts(self.tape.field(dicts, "state"))
         free = state == "inactive"
         kept = np.flatnonzero(~free)
@@ -239,9 +239,9 @@ class _Reader:
 
     def _device(self, device: int, segments: Cells, history: Cells, time: Int64) -> _Device:
         addresses = self.tape.integers(self.tape.field(history, "addr"))[0]
-        events = Events(self._actions(history), addresses, self._numbers(history, "size", _MOST_BYTES, missing=0))
+        events = Events(self._actions(history), addresses, self._numbers(history, "size", _MAX_BYTES, missing=0))
         blocks, block_dicts, block_segment = self._blocks(segments)
-        held = Segments(self._numbers(segments, "address", 1 << 60), self._numbers(segments, "total_size", _MOST_BYTES))
+        held = Segments(self._numbers(segments, "address", 1 << 60), self._numbers(segments, "total_size", _MAX_BYTES))
         for what in (events.size, blocks.size, held.size):
             if float(what.sum(dtype=np.float64)) > 1 << 62:
                 raise DamagedInput(self.name, "is damaged: its sizes add up to more than any device has")
@@ -288,10 +288,10 @@ class _Reader:
 
     def _labels(self, device: int, dicts: Cells, time: Int64, events: Int64) -> pl.Series:
         """Labels of events, or of blocks (`NEVER`), which have no time."""
-        there = events != NEVER
+        happened = events != NEVER
         times_us = np.zeros(len(events), np.int64)
-        times_us[there] = time[events[there]] // 1000 + self.first_us
-        return labels_of(self.tape, dicts, times_us, device, self.annotations, there)
+        times_us[happened] = time[events[happened]] // 1000 + self.first_us
+        return labels_of(self.tape, dicts, times_us, device, self.annotations, happened)
 
     def _pools(self, cells: Cells) -> pl.Series:
         """Names of private pools; null for the default pool, and where it is not stated."""
@@ -376,17 +376,17 @@ def _containing(dicts: Cells, segments: Segments, addresses: Int64) -> Cells:
     place = np.searchsorted(begins, addresses, "right") - 1
     inside = place >= 0
     inside[inside] = addresses[inside] < ends[place[inside]]
-    found = np.full(len(addresses), NOTHING)
-    found[inside] = dicts[order[place[inside]]]
-    return found
+    segment = np.full(len(addresses), NOTHING)
+    segment[inside] = dicts[order[place[inside]]]
+    return segment
 
 
 def _at_events(values: Int64, events: Int64) -> pl.Series:
     """The values of events; null for `NEVER`."""
-    there = events != NEVER
-    found = np.zeros(len(events), np.int64)
-    found[there] = values[events[there]]
-    return _known(found, there)
+    happened = events != NEVER
+    at_events = np.zeros(len(events), np.int64)
+    at_events[happened] = values[events[happened]]
+    return _known(at_events, happened)
 
 
 def _known(values: Int64, known: NDArray[np.bool_]) -> pl.Series:

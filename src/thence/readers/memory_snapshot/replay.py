@@ -43,7 +43,7 @@ OTHER = 6
 _COMPLETES, _OPENS = 10, 11
 _SMALLEST, _SMALL = 512, 1 << 20
 NEVER = -1
-_MOST_FAILURES = 64
+_MAX_FAILURES = 64
 """Failures for which the free memory is searched; the programs that were seen have one."""
 
 
@@ -209,9 +209,9 @@ def _paired(events: Events) -> Lives:
     count = len(first)
     opened = np.where(begins[first], order[first], NEVER)
     closed, completed = np.full(count, NEVER), np.full(count, NEVER)
-    for wanted, into in ((FREE_COMPLETED, completed), (FREE_REQUESTED, closed)):
-        at = np.flatnonzero(action == wanted)[::-1]  # of several, the first one stays
-        into[life[at]] = order[at]
+    for wanted, events_of in ((FREE_COMPLETED, completed), (FREE_REQUESTED, closed)):
+        places = np.flatnonzero(action == wanted)[::-1]  # of several, the first one stays
+        events_of[life[places]] = order[places]
     # A history may leave out free_requested; but what begins with its completion was taken back before.
     before = (closed == NEVER) & (completed != NEVER) & (opened == NEVER)
     requested_seen = bool((events.action == FREE_REQUESTED).any())
@@ -242,15 +242,15 @@ def _with_final_state(lives: Lives, blocks: Blocks, events: int) -> Lives:
     order = allocated[np.argsort(blocks.address[allocated], kind="stable")]
     addresses = blocks.address[order]
     still = np.flatnonzero(lives.closed == NEVER)
-    at = np.searchsorted(addresses, lives.address[still])
-    found = at < len(addresses)
-    found[found] = addresses[at[found]] == lives.address[still][found]
-    lives.block[still[found]] = order[at[found]]
-    lost = still[~found]
+    place = np.searchsorted(addresses, lives.address[still])
+    inside = place < len(addresses)
+    inside[inside] = addresses[place[inside]] == lives.address[still][inside]
+    lives.block[still[inside]] = order[place[inside]]
+    lost = still[~inside]
     lives.closed[lost] = lives.completed[lost] = max(events - 1, 0)
     lives.inconsistent += len(lost)
     seen = np.zeros(len(order), np.bool_)
-    seen[at[found]] = True
+    seen[place[inside]] = True
     rest = order[~seen]
     never = np.full(len(rest), NEVER)
     more = (never, never, never, rest, blocks.address[rest], blocks.requested[rest], blocks.size[rest])
@@ -371,16 +371,16 @@ def failures_of(events: Events, lives: Lives, segments: Segments, settings: Sett
     Segments that grow are not searched: the allocator gives back what is free at their ends.
     """
     numbers = np.flatnonzero(events.action == OOM).tolist()
-    searched = set() if settings.expandable else set(numbers[-_MOST_FAILURES:])
+    searched = set() if settings.expandable else set(numbers[-_MAX_FAILURES:])
     return [Failure(n, _largest(n, events, lives, segments) if n in searched else None) for n in numbers]
 
 
 def _largest(number: int, events: Events, lives: Lives, segments: Segments) -> int:
     """Bytes of the largest free stretch of any segment at an event."""
-    at = _at(number, events, segments)
+    place = _at(number, events, segments)
     active = (lives.opened < number) & ((lives.completed == NEVER) | (lives.completed > number))
-    begins = np.concatenate((at.address, (lives.address + lives.size)[active]))
-    ends = np.concatenate((at.address + at.size, lives.address[active]))
+    begins = np.concatenate((place.address, (lives.address + lives.size)[active]))
+    ends = np.concatenate((place.address + place.size, lives.address[active]))
     begins.sort()
     ends.sort()
     return int((ends - begins).max(initial=0)) if len(begins) == len(ends) else 0

@@ -33,7 +33,7 @@ NOTHING = np.uint32(0)
 _CONSTANTS = {None: 0, False: 1, True: 2}
 _CONTAINERS: dict[type, int] = {list: LIST, tuple: TUPLE, dict: DICT}
 _PIECE = 4 << 20
-_MOST_IN_PYTHON = 64 << 20
+_MAX_IN_PYTHON = 64 << 20
 """Bytes of a pickle that is read in Python, at 1 to 3 MB/s."""
 _TOO_LARGE = (
     "is larger than 64 MB, the limit without the compiled unpickler, which is in the wheels for Linux and is built "
@@ -70,14 +70,14 @@ class Tape:
 
     def field(self, dicts: Cells, key: str) -> Cells:
         """The values of one key of many dicts; `NOTHING` for what is no dict or does not have the key."""
-        found = np.zeros(len(dicts), np.uint32)
+        cells = np.zeros(len(dicts), np.uint32)
         rows = np.flatnonzero(dicts & _KIND_MASK == DICT)
         places = self.dicts[dicts[rows] >> _KIND_BITS]
         shapes = self.cells[places]
         offsets = np.array([shape.get(key, -1) for shape in self.shapes], np.int64)[shapes]
         has = offsets >= 0
-        found[rows[has]] = self.cells[places[has].astype(np.int64) + 1 + offsets[has]]
-        return found
+        cells[rows[has]] = self.cells[places[has].astype(np.int64) + 1 + offsets[has]]
+        return cells
 
     def elements(self, sequence: np.uint32) -> Cells:
         """The elements of a list or tuple; none if it is neither."""
@@ -88,8 +88,8 @@ class Tape:
         places = self._places(sequences)
         counts = self.cells[places].astype(np.int64)  # at place 0: 0
         first = np.cumsum(counts) - counts
-        at = np.arange(counts.sum()) + np.repeat(places + 2 - first, counts)
-        return self.cells[at], counts
+        cells = np.arange(counts.sum()) + np.repeat(places + 2 - first, counts)
+        return self.cells[cells], counts
 
     def counts(self, sequences: Cells) -> NDArray[np.int64]:
         """How many elements lists and tuples have; 0 for what is neither."""
@@ -105,7 +105,7 @@ class Tape:
         is_dict = dicts & _KIND_MASK == DICT
         places[is_dict] = self.dicts[dicts[is_dict] >> _KIND_BITS]
         shapes = np.where(is_dict, self.cells[places].astype(np.int64), -1)
-        found: list[Cells] = []
+        cells: list[Cells] = []
         number, count = np.zeros(len(dicts), np.int64), 0
         for shape in np.unique(shapes).tolist():
             rows = np.flatnonzero(shapes == shape)
@@ -113,10 +113,10 @@ class Tape:
             if shape >= 0:
                 values = self.cells[places[rows, np.newaxis] + np.arange(1, len(self.shapes[shape]) + 1)]
             _, first, inverse = np.unique(values, axis=0, return_index=True, return_inverse=True)
-            found.append(dicts[rows[first]])
+            cells.append(dicts[rows[first]])
             number[rows] = count + inverse.reshape(-1)
             count += len(first)
-        return np.concatenate([np.zeros(0, np.uint32), *found]), number
+        return np.concatenate([np.zeros(0, np.uint32), *cells]), number
 
     def _places(self, sequences: Cells) -> NDArray[np.int64]:
         places = np.zeros(len(sequences), np.int64)
@@ -150,10 +150,10 @@ def read_tape(source: Source, progress: Callable[[int], None]) -> Tape:
         if isinstance(read, Tape):
             return read
         begun = read
-    content = begun + source.read(_MOST_IN_PYTHON + 1 - len(begun))
+    content = begun + source.read(_MAX_IN_PYTHON + 1 - len(begun))
     if source.damage:
         raise DamagedInput(source.name, source.damage)
-    if len(content) > _MOST_IN_PYTHON:
+    if len(content) > _MAX_IN_PYTHON:
         raise DamagedInput(source.name, _TOO_LARGE if module is None else _UNUSUAL)
     progress(source.consumed)
     try:
@@ -173,7 +173,7 @@ def _read_compiled(module: ModuleType, source: Source, progress: Callable[[int],
     seen, held, rest = [], 0, b""
     while state == module.MORE and (piece := source.read(_PIECE)):
         held += len(piece)
-        if held <= _MOST_IN_PYTHON:
+        if held <= _MAX_IN_PYTHON:
             seen.append(piece)
         rest += piece
         consumed, state = machine.feed(rest)
@@ -184,7 +184,7 @@ def _read_compiled(module: ModuleType, source: Source, progress: Callable[[int],
     columns = machine.take() if state == module.DONE else None
     if columns is not None:
         return _of_columns(columns, source.name, held)
-    if held > _MOST_IN_PYTHON:
+    if held > _MAX_IN_PYTHON:
         raise DamagedInput(source.name, _UNUSUAL)
     return b"".join(seen)
 

@@ -35,9 +35,9 @@ _READ = {
 """Metrics that become counters, and the counter of each."""
 _SUB_PARTITIONS = 4
 """Of a multiprocessor; each has a tensor core, whose cycles `tensor_cycles` adds up."""
-_LEAST_HZ, _MOST_HZ = 1_000_000, 10_000_000_000
+_MIN_HZ, _MAX_HZ = 1_000_000, 10_000_000_000
 """A smaller clock is in MHz, a larger one is damaged."""
-_MOST_GAPS = 2
+_MAX_GAPS = 2
 """A sample that comes later than so many usual intervals after the one before begins a new window."""
 
 
@@ -94,8 +94,8 @@ def _places(store: Store, gpu: pl.DataFrame) -> pl.DataFrame:
     )
     by_process = used.drop_nulls().unique().join(active, on=["process", "device"]).select("id", "rank", "device")
     by_number = gpus.join(active, left_on="by_number", right_on="device").select("id", "rank", device="by_number")
-    found = (by_number if by_process.is_empty() else by_process).sort("rank", "device")
-    return found.unique("id", keep="first", maintain_order=True).join(gpus.drop("by_number"), on="id")
+    places = (by_number if by_process.is_empty() else by_process).sort("rank", "device")
+    return places.unique("id", keep="first", maintain_order=True).join(gpus.drop("by_number"), on="id")
 
 
 def _timed(samples: pl.DataFrame) -> tuple[pl.DataFrame, int]:
@@ -104,7 +104,7 @@ def _timed(samples: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     wide = samples.pivot("counter", index=keys, values="value", aggregate_function="first")
     apart = pl.col("timestamp").diff().over("rank", "device")
     usual = int(wide.select(apart.median().fill_null(0)).item() or 0)
-    since = pl.when(apart <= _MOST_GAPS * usual).then(apart).otherwise(usual)
+    since = pl.when(apart <= _MAX_GAPS * usual).then(apart).otherwise(usual)
     timed = wide.with_columns(start=pl.col("timestamp") - since, end="timestamp", lasting=since)
     return timed.filter(pl.col("lasting") > 0, pl.col("start") >= 0), usual
 
@@ -112,8 +112,8 @@ def _timed(samples: pl.DataFrame) -> tuple[pl.DataFrame, int]:
 def _amounts(timed: pl.DataFrame) -> pl.DataFrame:
     """The columns of `COUNTERS` from what was written; null where it is impossible or its peak is unknown."""
     absent = [pl.lit(None, pl.Int64).alias(name) for name in set(_READ.values()) if name not in timed.columns]
-    hertz = pl.when(pl.col(_CLOCK) < _LEAST_HZ).then(pl.col(_CLOCK) * _LEAST_HZ).otherwise(pl.col(_CLOCK))
-    cycles = pl.when(hertz.is_between(0, _MOST_HZ, closed="right")).then(hertz) * pl.col("lasting") / 1e9
+    hertz = pl.when(pl.col(_CLOCK) < _MIN_HZ).then(pl.col(_CLOCK) * _MIN_HZ).otherwise(pl.col(_CLOCK))
+    cycles = pl.when(hertz.is_between(0, _MAX_HZ, closed="right")).then(hertz) * pl.col("lasting") / 1e9
 
     def of_peak(name: str, peak: pl.Expr) -> pl.Expr:
         return (pl.when(pl.col(name).is_between(0, 100)).then(pl.col(name)) / 100 * peak).alias(name)

@@ -312,9 +312,9 @@ class Folder:
         change = np.zeros(written + 3, np.int64)
         np.add.at(change, bounds[::2], 1)
         np.add.at(change, bounds[1::2] + 1, -1)
-        there = np.cumsum(change) > 0
-        there[np.fromiter(self._parts.get(name, {}), np.int64)] = True
-        return [int(number) for number in np.flatnonzero(~there[: written + 1]) if number > 0]
+        exists = np.cumsum(change) > 0
+        exists[np.fromiter(self._parts.get(name, {}), np.int64)] = True
+        return [int(number) for number in np.flatnonzero(~exists[: written + 1]) if number > 0]
 
     def _description(self) -> Description:
         try:

@@ -43,10 +43,10 @@ def with_memory(tables: Tables, folder: Folder, names: pl.DataFrame, zero_ns: Ns
 
         try:
             with Source.open(str(path), folder.expansion) as source:
-                found, segments = read_with_segments(source, lambda _done: None)
+                snapshot, segments = read_with_segments(source, lambda _done: None)
         except InputError as error:
             return tables.with_warnings([f"{error}; the memory of PyTorch is missing"])
-        tables = joined(tables, found, zero_ns, rank)
+        tables = joined(tables, snapshot, zero_ns, rank)
         others = pl.concat([tables.memory, outside_of_segments(asked, segments)])
         memory = others.sort("device", "opened", nulls_last=False, maintain_order=True)
         tables = dataclasses.replace(tables, memory=memory)
@@ -82,11 +82,11 @@ def with_outside(totals: pl.DataFrame, folder: Folder, zero_ns: Ns) -> pl.DataFr
     # A segment that was handed out between the two figures would make it negative.
     beside = held.select("device", "start", outside=pl.col("used") - pl.col("reserved")).filter(pl.col("outside") >= 0)
     rows = totals.select("device", "start").with_row_index("row").drop_nulls().sort("start")
-    found = rows.join_asof(beside, on="start", by="device", strategy="nearest", check_sortedness=False)
+    joined = rows.join_asof(beside, on="start", by="device", strategy="nearest", check_sortedness=False)
     return (
         totals.drop("outside")
         .with_row_index("row")
-        .join(found.select("row", "outside"), on="row", how="left", maintain_order="left")
+        .join(joined.select("row", "outside"), on="row", how="left", maintain_order="left")
         .drop("row")
         .select(totals.columns)
     )

@@ -311,7 +311,7 @@ def _devices(folder: Folder, gpu: pl.DataFrame, rank: int) -> tuple[Device, ...]
         )
         first, last = ran.row(0)
         taken = zip(samples.times_ns, samples.mhz, strict=False)
-        inside = [mhz for at, mhz in taken if first is not None and first <= at - zero <= last and mhz]
+        inside = [mhz for time, mhz in taken if first is not None and first <= time - zero <= last and mhz]
         clocks[samples.device] = float(median(inside)) if inside else None
     return tuple(
         Device(rank=rank, **msgspec.structs.asdict(device), clock_mhz=clocks.get(device.device), node=about.host)

@@ -239,8 +239,8 @@ def _plane_scales(series: Sequence[Series], x: Axis, y: Axis) -> tuple[Scale, Sc
     totals: dict[float, float] = {}
     for each in series:
         if each.mark in ("area", "column"):
-            for at, value in each.data.select(x.column, y.column).iter_rows():
-                totals[at] = totals.get(at, 0.0) + value
+            for position, value in each.data.select(x.column, y.column).iter_rows():
+                totals[position] = totals.get(position, 0.0) + value
     margin = 0.0 if ends.size or totals else 0.03
     y_values = np.concatenate([ys, np.array([*totals.values()], np.float64)])
     return _scale(np.concatenate([xs, ends]), x, margin), _scale(y_values, y, 0.05)
@@ -259,10 +259,10 @@ def _scale(values: np.ndarray[Any, np.dtype[np.float64]], axis: Axis, margin: fl
 
 def _dots(series: Series, x: Axis, y: Axis, place: _Place, _stacked: dict[float, float], _shape: str) -> Iterator[str]:
     area = pl.col("area") if "area" in series.data.columns else pl.lit(0.0).alias("area")
-    for at, value, part, note in series.data.select(x.column, y.column, area, _note(series)).iter_rows():
-        tip = _tip(series.name, _values(at, value, x, y), note)
+    for position, value, part, note in series.data.select(x.column, y.column, area, _note(series)).iter_rows():
+        tip = _tip(series.name, _values(position, value, x, y), note)
         radius = _DOT + (_LARGEST_DOT - _DOT) * math.sqrt(part)
-        across, down = _point(at, value, place)
+        across, down = _point(position, value, place)
         yield (
             f'<circle cx="{_percent(across)}" cy="{down:.1f}" r="{radius:.1f}" fill-opacity=".5">{tip}</circle>'
         )  # fmt: skip
@@ -270,7 +270,7 @@ def _dots(series: Series, x: Axis, y: Axis, place: _Place, _stacked: dict[float,
 
 def _line(series: Series, x: Axis, y: Axis, place: _Place, _stacked: dict[float, float], shape: str) -> Iterator[str]:
     """A line, and over it a mark for each point."""
-    points = [_point(at, value, place) for at, value in series.data.select(x.column, y.column).iter_rows()]
+    points = [_point(position, value, place) for position, value in series.data.select(x.column, y.column).iter_rows()]
     path = " ".join(f"{1000 * across:.1f},{down:.1f}" for across, down in points)
     stroke = f'fill="none" stroke="{series.colour}" stroke-width="2" vector-effect="non-scaling-stroke"'
     yield _stretched(f'<polyline points="{path}" {stroke}/>', place[2] + _PLOT)
@@ -283,11 +283,11 @@ def _line(series: Series, x: Axis, y: Axis, place: _Place, _stacked: dict[float,
 def _area(series: Series, x: Axis, y: Axis, place: _Place, stacked: dict[float, float], _shape: str) -> Iterator[str]:
     """The area between the sum of the series before and that with this one."""
     above, below = [], []
-    for at, value in series.data.select(x.column, y.column).iter_rows():
-        begin = stacked.get(at, 0.0)
-        stacked[at] = begin + value
-        below.append(_point(at, begin, place))
-        above.append(_point(at, begin + value, place))
+    for position, value in series.data.select(x.column, y.column).iter_rows():
+        begin = stacked.get(position, 0.0)
+        stacked[position] = begin + value
+        below.append(_point(position, begin, place))
+        above.append(_point(position, begin + value, place))
     path = " ".join(f"{1000 * across:.1f},{down:.1f}" for across, down in [*above, *reversed(below)])
     largest = series.data[y.column].max() or 0
     tip = _tip(series.name, f"at most {value_text(float(largest), y.unit)}")  # type: ignore[arg-type] # numbers

@@ -109,15 +109,15 @@ def timeline_chart(overview: Overview) -> Chart:
     return Chart("Streams over time", series, time, Axis("stream", scale="rows"), "\n".join(overview.notes), rows)
 
 
-def roofline_chart(found: Roofline) -> Chart:
+def roofline_chart(roofline: Roofline) -> Chart:
     """FLOP/s against arithmetic intensity, both logarithmic: a dot for each place with FLOP and bytes, and rooflines.
 
     A roofline rises with the memory's bandwidth up to the peak of a data type.
     """
-    points = found.rows.filter(pl.col("intensity") > 0, pl.col("tflops") > 0).head(_MAX_POINTS)
-    if points.is_empty() or not found.peaks:
+    points = roofline.rows.filter(pl.col("intensity") > 0, pl.col("tflops") > 0).head(_MAX_POINTS)
+    if points.is_empty() or not roofline.peaks:
         return Chart("Roofline", (), Axis("intensity", "FLOP / byte"), Axis("tflops", "TFLOP/s"))
-    peaks = found.peaks[0][2]
+    peaks = roofline.peaks[0][2]
     names = _cut(points["name"])
     with_flop = pl.col("flop_share") * pl.col("total_ns")
     data = points.select(
@@ -128,16 +128,16 @@ def roofline_chart(found: Roofline) -> Chart:
             (pl.col("total_ns") / 1e6).round(3), (100 * pl.col("peak_share")).round(1),
         ),
     )  # fmt: skip
-    series = [*_roofs(found, peaks, data["intensity"])]
+    series = [*_roofs(roofline, peaks, data["intensity"])]
     series += [
         Series(f"{bound} bound", "dot", part.drop("bound"), _BOUND_COLOURS.get(str(bound), NEUTRAL))
         for (bound,), part in data.group_by(["bound"], maintain_order=True)
     ]
-    alone = found.rows.filter(pl.col("bytes").is_not_null(), pl.col("flop").is_null())
-    share = int(alone["total_ns"].sum()) / max(int(found.rows["total_ns"].sum()), 1)
+    alone = roofline.rows.filter(pl.col("bytes").is_not_null(), pl.col("flop").is_null())
+    share = int(alone["total_ns"].sum()) / max(int(roofline.rows["total_ns"].sum()), 1)
     caption = (
-        f"A dot is the work of a {found.heading} with known FLOP and bytes, its size the time of that work. Lines are "
-        f"what {peaks.device} allows ({peaks.source})."
+        f"A dot is the work of a {roofline.heading} with known FLOP and bytes, its size the time of that work. Lines "
+        f"are what {peaks.device} allows ({peaks.source})."
     )
     if share:
         caption += f" Rows with bytes alone, {format_share(share, 1)} of the GPU time, are in the table."
@@ -150,32 +150,32 @@ def roofline_chart(found: Roofline) -> Chart:
     )
 
 
-def memory_chart(found: MemoryOverTime) -> Chart:
+def memory_chart(memory: MemoryOverTime) -> Chart:
     """What a device's memory held over time, by place, as stacked areas."""
     colours = iter(COLOURS)
     series = []
-    for name in found.names:
-        points = found.points.filter(pl.col("name") == name).drop("name")
-        colour = NEUTRAL if name == found.before else next(colours, NEUTRAL)
+    for name in memory.names:
+        points = memory.points.filter(pl.col("name") == name).drop("name")
+        colour = NEUTRAL if name == memory.before else next(colours, NEUTRAL)
         series.append(Series(_cut(pl.Series([name]))[0], "area", points, colour))
     caption = (
-        f"Memory that was handed out on {found.where}, by {found.by}. The bytes of all areas add up to what the "
+        f"Memory that was handed out on {memory.where}, by {memory.by}. The bytes of all areas add up to what the "
         "allocator states."
     )
     return Chart("Memory over time", tuple(series), Axis("time", "time", "ns"), Axis("bytes", "live", "bytes"), caption)
 
 
-def _roofs(found: Roofline, peaks: Peaks, intensity: pl.Series) -> Iterator[Series]:
+def _roofs(roofline: Roofline, peaks: Peaks, intensity: pl.Series) -> Iterator[Series]:
     """A line for each data type with FLOP: bandwidth x intensity, at most its peak."""
-    known = [(dtype, peaks.tflops[dtype]) for dtype in found.dtypes if dtype in peaks.tflops]
+    known = [(dtype, peaks.tflops[dtype]) for dtype in roofline.dtypes if dtype in peaks.tflops]
     if peaks.gbps is None or not known:
         return
     ridges = [1e3 * tflops / peaks.gbps for _, tflops in known]
     low = min(float(intensity.min()), min(ridges) / 10)  # type: ignore[arg-type] # numbers
     high = max(float(intensity.max()), 3 * max(ridges))  # type: ignore[arg-type]
     for number, ((dtype, tflops), ridge) in enumerate(zip(known, ridges, strict=True)):
-        at = [low, ridge, high]
-        line = pl.DataFrame({"intensity": at, "tflops": [low * peaks.gbps / 1e3, tflops, tflops]})
+        corners = [low, ridge, high]
+        line = pl.DataFrame({"intensity": corners, "tflops": [low * peaks.gbps / 1e3, tflops, tflops]})
         yield Series(f"{dtype}: {tflops:,.0f} TFLOP/s", "line", line, (NEUTRAL, _BROWN, _VIOLET, _LILAC)[number % 4])
 
 

@@ -33,8 +33,8 @@ _BAND = {
     "after": ("after the steps", NEUTRAL),
 }
 """Name and colour of each part of a run, roughly in the order of time."""
-_MOST_RANKS = 12
-_MOST_NAMED = 4
+_MAX_RANKS = 12
+_MAX_NAMED = 4
 
 
 def run_chart(run: Sequence[RunPart]) -> Chart:
@@ -64,10 +64,10 @@ def run_chart(run: Sequence[RunPart]) -> Chart:
     )
 
 
-def steps_chart(found: StepsOverTime) -> Chart:
+def steps_chart(steps: StepsOverTime) -> Chart:
     """Every step over time: compute, communication that nothing hides, and idle time."""
     rule = pl.format("{}: not typical ({})", "name", pl.col("left_out").str.replace("_", "-"))
-    rows = found.rows.with_columns(note=pl.coalesce(rule, "name"))
+    rows = steps.rows.with_columns(note=pl.coalesce(rule, "name"))
     parts = (
         ("compute and copies", "compute_ns", _BLUE),
         ("exposed communication", "exposed_ns", _ORANGE),
@@ -78,11 +78,11 @@ def steps_chart(found: StepsOverTime) -> Chart:
         for name, column, colour in parts
         if rows[column].sum()
     )
-    mean = f", mean of {several(found.devices, 'GPU')}" if found.devices > 1 else ""
-    lines = [f"{several(found.steps, 'step')}{mean}."]
-    if found.too_long.height:
-        named = [f"{printable(name)} ({format_ns(ns)})" for name, ns in found.too_long.head(_MOST_NAMED).rows()]
-        more = found.too_long.height - len(named)
+    mean = f", mean of {several(steps.devices, 'GPU')}" if steps.devices > 1 else ""
+    lines = [f"{several(steps.steps, 'step')}{mean}."]
+    if steps.too_long.height:
+        named = [f"{printable(name)} ({format_ns(ns)})" for name, ns in steps.too_long.head(_MAX_NAMED).rows()]
+        more = steps.too_long.height - len(named)
         lines.append(f"Too long to be drawn beside the others: {listed(named)}{f' and {more} more' if more else ''}.")
     return Chart(
         "Steps over time",
@@ -95,7 +95,7 @@ def steps_chart(found: StepsOverTime) -> Chart:
 
 def ranks_chart(job: Job) -> Chart:
     """What a step of a rank is made of: of the ranks that made the others wait most, and of the rank in the middle."""
-    rows = job.ranks.head(_MOST_RANKS)
+    rows = job.ranks.head(_MAX_RANKS)
     why = job.reasons[0] if job.reasons else None
     if why is not None and why.median_rank is not None:
         compared = (pl.col("rank") == why.median_rank) & (pl.col("device") == why.median_device)

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 _WIDTH, _HEIGHT, _EDGE = 360, 34, 4
 """Of a chart, in its own units, and the free space at its edges."""
-_LEAST_SPREAD = 0.05
+_MIN_SPREAD = 0.05
 """A chart shows at least this share of its largest time, so that small noise looks small."""
 _ABOUT = (
     "Time per step and GPU of each run, the oldest on the left. Every chart has a scale of its own; lines are levels, "
     "and the begin of a level is marked."
 )
-_MOST_MARKS = 200
+_MAX_MARKS = 200
 """Runs up to which each is a dot."""
 
 
@@ -90,7 +90,7 @@ def _place(row: Mapping[str, Any], begins: Sequence[int], names: Sequence[str]) 
 def _chart(values: Sequence[float], begins: Sequence[int], names: Sequence[str]) -> str:
     """The times of the runs as dots, and the mean of each level as a line, in an SVG."""
     high = max(values)
-    low = min(*values, high * (1 - _LEAST_SPREAD)) if high > 0 else 0.0
+    low = min(*values, high * (1 - _MIN_SPREAD)) if high > 0 else 0.0
     span = max(high - low, 1.0)
 
     def across(run: float) -> float:
@@ -108,13 +108,13 @@ def _chart(values: Sequence[float], begins: Sequence[int], names: Sequence[str])
     for run in begins:
         place = across(run - 1.5)
         parts.append(f'<line class="begin" x1="{place:.1f}" x2="{place:.1f}" y1="0" y2="{_HEIGHT}"/>')
-    shown = enumerate(values) if len(values) <= _MOST_MARKS else ()
+    shown = enumerate(values) if len(values) <= _MAX_MARKS else ()
     parts += [
         f'<circle cx="{across(run):.1f}" cy="{down(ns):.1f}" r="2"><title>{_text(names[run])}: {format_ns(ns)}</title>'
         "</circle>"
         for run, ns in shown
     ]
-    if len(values) > _MOST_MARKS:
+    if len(values) > _MAX_MARKS:
         points = " ".join(f"{across(run):.1f},{down(ns):.1f}" for run, ns in enumerate(values))
         parts.append(f'<polyline points="{points}"/>')
     about = f"{len(values)} runs, from {format_ns(min(values))} to {format_ns(high)}"

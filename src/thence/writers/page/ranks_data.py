@@ -118,11 +118,11 @@ def reason_tables(job: Job) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 def _fields(frame: pl.DataFrame, headings: Mapping[str, str]) -> list[Field]:
     """Fields of columns, whose kinds are those of their types and units."""
-    found = []
+    fields = []
     for column, title in headings.items():
         kind = "ns" if column.endswith("_ns") else "share" if column.endswith("share") else "count"
-        found.append(Field(column, title, kind if frame[column].dtype.is_numeric() else "text"))
-    return found
+        fields.append(Field(column, title, kind if frame[column].dtype.is_numeric() else "text"))
+    return fields
 
 
 def _counted(job: Job, columns: npt.NDArray[np.int64], count: int) -> list[bool]:

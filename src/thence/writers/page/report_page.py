@@ -194,8 +194,8 @@ def _step_cards(page: Page) -> Iterator[_Card]:
     for title, sign, share, spread in (
         ("Busy", at_least, busy, steps.busy_spread), ("Idle", at_most, idle, steps.busy_spread.rest),
     ):  # fmt: skip
-        value, of = _share_of_step(share, spread, devices)
-        yield title, sign + value, of, share
+        value, scope = _share_of_step(share, spread, devices)
+        yield title, sign + value, scope, share
 
 
 def _share_of_step(share: float, spread: Spread, devices: int) -> tuple[str, str]:
@@ -305,11 +305,11 @@ _MAX_FINDINGS = 12
 
 def _findings(page: Page) -> Section | None:
     """The findings of ``thence explain``; a button of each one shows its time on the timeline."""
-    found = page.explanation
-    if not found.findings:
+    explanation = page.explanation
+    if not explanation.findings:
         return None
-    items = "".join(_finding(page, finding) for finding in found.findings[:_MAX_FINDINGS])
-    missing = (f"not answered: {n.question}: {n.reason}; {n.how}" for n in found.not_answered)
+    items = "".join(_finding(page, finding) for finding in explanation.findings[:_MAX_FINDINGS])
+    missing = (f"not answered: {n.question}: {n.reason}; {n.how}" for n in explanation.not_answered)
     return Section("findings", "Findings", f'<ul class="findings">{items}</ul>' + notes(missing), of_all=True)
 
 
@@ -424,53 +424,53 @@ def _tab_title(summary: Summary) -> str:
     return title if "_" in title else title[0].upper() + title[1:]
 
 
-_LEAST_MODELLED = 0.01
+_MIN_MODELLED = 0.01
 """Share of the GPU time that must have a model for a section on its use."""
 
 
 def _use(page: Page) -> Section | None:
     """How well the GPU was used, with the roofline, and what its hardware counted."""
-    found = page.roofline.result
-    if found is None:
+    roofline = page.roofline.result
+    if roofline is None:
         return None
-    counted = found.counted_view(found.rows["name"])
-    modelled = found.modelled_share >= _LEAST_MODELLED
+    counted = roofline.counted_view(roofline.rows["name"])
+    modelled = roofline.modelled_share >= _MIN_MODELLED
     if not modelled and counted is None:
         return None
     name, title, tables = "use", "Use of the GPU", {}
-    html = notes([*_of_steps(page), *found.about()])
+    html = notes([*_of_steps(page), *roofline.about()])
     if modelled:
-        chart = results.roofline_chart(found)
-        tables[name] = frame_data(found.rows, (Field("name", found.heading, "text"), *ROOFLINE_FIELDS))
+        chart = results.roofline_chart(roofline)
+        tables[name] = frame_data(roofline.rows, (Field("name", roofline.heading, "text"), *ROOFLINE_FIELDS))
         html += (_place(chart) if chart.series else "") + _table(name, title)
     if counted is not None:
         fields = [Field(column, heading, "text") for column, heading in counted.headings.items()]
         fields = [dataclasses.replace(f, kind="share") if f.column == "sampled_share" else f for f in fields]
         tables["counted"] = frame_data(counted.rows, fields)
         html += f"<h3>Counted by the hardware</h3>{notes([counted.title])}{_table('counted', counted.title)}"
-    return Section(name, title, html + notes(found.remarks()), tables)
+    return Section(name, title, html + notes(roofline.remarks()), tables)
 
 
 def _memory(page: Page) -> Section | None:
     """What was live at the peak, over time, what grows, and what recomputing would save."""
-    found = page.memory.result
-    if found is None:
+    memory = page.memory.result
+    if memory is None:
         return None
     over_time = page.memory_over_time.result
     name, title = "memory", "Memory"
-    html = notes(found.about()) + (_place(results.memory_chart(over_time)) if over_time is not None else "")
-    tables = {name: frame_data(found.held, (Field("name", found.heading, "text"), *MEMORY_FIELDS))}
+    html = notes(memory.about()) + (_place(results.memory_chart(over_time)) if over_time is not None else "")
+    tables = {name: frame_data(memory.held, (Field("name", memory.heading, "text"), *MEMORY_FIELDS))}
     html += _table(name, "memory at its peak")
-    outside_fields = (Field("name", found.heading, "text"), *OUTSIDE_FIELDS)
+    outside_fields = (Field("name", memory.heading, "text"), *OUTSIDE_FIELDS)
     for part, frame, fields, heading in (
-        ("memory-outside", found.outside, outside_fields, "What was asked of CUDA itself, outside of the allocator"),
-        ("memory-growth", found.growth, GROWTH_FIELDS, "What every step leaves behind"),
-        ("memory-recompute", found.recomputed, RECOMPUTE_FIELDS, "What recomputing a module would save of the peak"),
+        ("memory-outside", memory.outside, outside_fields, "What was asked of CUDA itself, outside of the allocator"),
+        ("memory-growth", memory.growth, GROWTH_FIELDS, "What every step leaves behind"),
+        ("memory-recompute", memory.recomputed, RECOMPUTE_FIELDS, "What recomputing a module would save of the peak"),
     ):
         if not frame.is_empty():
             tables[part] = frame_data(frame, fields)
             html += f"<h3>{heading}</h3>{_table(part, heading)}"
-    return Section(name, title, html + notes(found.remarks()), tables)
+    return Section(name, title, html + notes(memory.remarks()), tables)
 
 
 def _idle(page: Page) -> Section | None:
@@ -545,13 +545,13 @@ def _collectives(page: Page) -> Section | None:
 
 def _gains(page: Page) -> Section | None:
     """The changes with the largest predicted gain."""
-    found = page.gains.result
-    if found is None or found.rows.is_empty():
+    predicted = page.gains.result
+    if predicted is None or predicted.rows.is_empty():
         return None
-    rows = found.rows.drop_nulls("after_ns").with_columns(change=pl.format("{} without time", "change"))
+    rows = predicted.rows.drop_nulls("after_ns").with_columns(change=pl.format("{} without time", "change"))
     name, title = "gains", "What would help"
     html = notes(["each change alone, predicted by replaying the program"]) + _table(name, title)
-    return Section(name, title, html + notes(found.remarks()), {name: frame_data(rows, GAIN_FIELDS)})
+    return Section(name, title, html + notes(predicted.remarks()), {name: frame_data(rows, GAIN_FIELDS)})
 
 
 def _programs(page: Page) -> Section | None:
@@ -638,7 +638,7 @@ def _missing(page: Page) -> Iterator[str]:
     """The reasons why the page has no section on collectives, programs, compilation or the use of the GPU."""
     prefix = f"{named_inputs(page.summary.meta.inputs)}: "
     used = page.roofline.result
-    if used is not None and used.modelled_share < _LEAST_MODELLED and not used.reasons.is_empty():
+    if used is not None and used.modelled_share < _MIN_MODELLED and not used.reasons.is_empty():
         yield f"FLOP and bytes of the work are not known: {used.reasons['text'][0]}."
     for part in (page.idle, page.collectives, page.programs, page.compilation, page.roofline):
         if part.result is None:

@@ -39,8 +39,8 @@ def with_short_places(page: Page) -> Page:
         summaries[SOURCE] = replace(summaries[SOURCE], rows=rows.with_columns(short_name=_short(rows["name"], short)))
     said = {f"`{name_in_sentences(place)}`": f"`{text}`" for place, text in short.items()}
     findings = tuple(
-        replace(found, claim=_QUOTED.sub(lambda match: said.get(match[0], match[0]), found.claim))
-        for found in page.explanation.findings
+        replace(finding, claim=_QUOTED.sub(lambda match: said.get(match[0], match[0]), finding.claim))
+        for finding in page.explanation.findings
     )
     return replace(
         page,

@@ -22,7 +22,7 @@ CELLS = ("change", "interval", "calls")
 """Columns of text that `shown_rows` adds."""
 
 _NAME = 80
-_MOST_SHARE = 10
+_MAX_SHARE = 10
 """An interval that reaches this multiple of the time before is shown in time units instead of percent."""
 _SIGNS = {"slower": "🔺", "faster": "🔻", "new": "🆕", "gone": "🗑", "unknown": "❔", "same": "✓"}
 _SPECIAL = str.maketrans(
@@ -71,7 +71,7 @@ def _interval(row: Mapping[str, Any]) -> str:
         return "not known"
     if row["before_ns"] and row["verdict"] != "gone":
         low, high = (max(row[key] / row["before_ns"], -1.0) for key in ("low_ns", "high_ns"))
-        if max(abs(low), abs(high)) < _MOST_SHARE:
+        if max(abs(low), abs(high)) < _MAX_SHARE:
             return f"{100 * low:+.1f} to {100 * high:+.1f} %"
     return f"{signed_ns(row['low_ns'])} to {signed_ns(row['high_ns'])}"
 

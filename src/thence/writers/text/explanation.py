@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from thence.analysis.explain.finding import NotAnswered
 
 FORMS = ("text", "json", "markdown")
-LEAST_CHARS = 1000
+MIN_CHARS = 1000
 """Characters in which soundness, the step and the verdict always fit."""
 _WIDTHS = (160, 80, 40, 20)
 """Of the sentences of the heading where it alone exceeds the limit; the first that fits."""
@@ -40,47 +40,47 @@ _COMMANDS = ("  evidence: ", "  next: ")
 """Lines that hold a command, which is copied whole: a terminal folds them itself."""
 
 
-def explanation_text(found: Explanation, form: str, most: int, schema: int, width: int | None = None) -> str:
+def explanation_text(explanation: Explanation, form: str, most: int, schema: int, width: int | None = None) -> str:
     """The explanation in a form, with a line feed at its end.
 
     Args:
         found: the explanation.
         form: of `FORMS`.
-        most: characters, at least `LEAST_CHARS`.
+        most: characters, at least `MIN_CHARS`.
         schema: of the JSON document.
         width: of the terminal in characters, at which sentences of the form text are broken; None: they are not.
     """
-    if len(found.inputs) > _MAX_INPUTS or not found.inputs.isprintable():
-        found = replace(found, inputs="INPUT")
+    if len(explanation.inputs) > _MAX_INPUTS or not explanation.inputs.isprintable():
+        explanation = replace(explanation, inputs="INPUT")
     if most < _WITH_ROWS:
-        found = replace(found, findings=tuple(replace(entry, rows=()) for entry in found.findings))
+        explanation = replace(explanation, findings=tuple(replace(entry, rows=()) for entry in explanation.findings))
     writers: dict[str, Callable[[Explanation, tuple[Finding | NotAnswered, ...]], str]]
     writers = {"text": partial(_text, wide=width), "markdown": _markdown, "json": _json(schema)}
     write = writers[form]
-    kept = len(found.ordered)
-    while len(text := write(found, found.ordered[:kept])) > most and kept:
+    kept = len(explanation.ordered)
+    while len(text := write(explanation, explanation.ordered[:kept])) > most and kept:
         kept -= 1
     for longest in _WIDTHS if len(text) > most else ():
-        text = write(replace(found, width=longest), ())
+        text = write(replace(explanation, width=longest), ())
         if len(text) <= most:
             break
     return text
 
 
-def _findings(found: Explanation, kept: tuple[Finding | NotAnswered, ...]) -> list[Finding]:
+def _findings(explanation: Explanation, kept: tuple[Finding | NotAnswered, ...]) -> list[Finding]:
     """The findings among what is kept, the most severe first."""
     numbers = {id(entry) for entry in kept}
-    return [entry for entry in found.findings if id(entry) in numbers]
+    return [entry for entry in explanation.findings if id(entry) in numbers]
 
 
-def _left_out(found: Explanation, kept: tuple[Finding | NotAnswered, ...]) -> tuple[int, int]:
+def _left_out(explanation: Explanation, kept: tuple[Finding | NotAnswered, ...]) -> tuple[int, int]:
     """How many findings, and how many questions that were not answered, are left out."""
     findings = sum(isinstance(entry, Finding) for entry in kept)
-    return len(found.findings) - findings, len(found.not_answered) - (len(kept) - findings)
+    return len(explanation.findings) - findings, len(explanation.not_answered) - (len(kept) - findings)
 
 
-def _text(found: Explanation, kept: tuple[Finding | NotAnswered, ...], wide: int | None = None) -> str:
-    lines = [*found.heading, *_lines(found, kept, lambda line: line), *_end(found, kept)]
+def _text(explanation: Explanation, kept: tuple[Finding | NotAnswered, ...], wide: int | None = None) -> str:
+    lines = [*explanation.heading, *_lines(explanation, kept, lambda line: line), *_end(explanation, kept)]
     return "\n".join(lines if wide is None else [_broken(line, wide) for line in lines]) + "\n"
 
 
@@ -91,29 +91,31 @@ def _broken(line: str, width: int) -> str:
     return textwrap.fill(line, max(width, 20), subsequent_indent="    ", break_on_hyphens=False)
 
 
-def _lines(found: Explanation, kept: tuple[Finding | NotAnswered, ...], shown: Callable[[str], str]) -> list[str]:
-    findings = _findings(found, kept)
+def _lines(explanation: Explanation, kept: tuple[Finding | NotAnswered, ...], shown: Callable[[str], str]) -> list[str]:
+    findings = _findings(explanation, kept)
     missing = [entry for entry in kept if not isinstance(entry, Finding)]
-    lines = [shown(line) for entry in findings for line in finding_lines(entry, found.inputs)]
+    lines = [shown(line) for entry in findings for line in finding_lines(entry, explanation.inputs)]
     return lines + [shown(f"not answered: {n.question}: {n.reason}; {n.how}") for n in missing]
 
 
-def _end(found: Explanation, kept: tuple[Finding | NotAnswered, ...]) -> list[str]:
-    findings, missing = _left_out(found, kept)
+def _end(explanation: Explanation, kept: tuple[Finding | NotAnswered, ...]) -> list[str]:
+    findings, missing = _left_out(explanation, kept)
     parts = [several(findings, "finding")] if findings else []
     parts += [f"{format_count(missing)} of what was not answered"] if missing else []
     return [f"left out: {' and '.join(parts)}; --max-chars sets the limit"] if parts else []
 
 
-def _markdown(found: Explanation, kept: tuple[Finding | NotAnswered, ...]) -> str:
+def _markdown(explanation: Explanation, kept: tuple[Finding | NotAnswered, ...]) -> str:
     lines = [
-        f"**{_escaped(line)}**  " if number == 0 else f"{_escaped(line)}  " for number, line in enumerate(found.heading)
+        f"**{_escaped(line)}**  " if number == 0 else f"{_escaped(line)}  "
+        for number, line in enumerate(explanation.heading)
     ]
     lines.append("")
     lines += [
-        f"  {line.strip()}  " if line.startswith("  ") else f"- {line}  " for line in _lines(found, kept, _escaped)
+        f"  {line.strip()}  " if line.startswith("  ") else f"- {line}  "
+        for line in _lines(explanation, kept, _escaped)
     ]
-    lines += [_escaped(line) for line in _end(found, kept)]
+    lines += [_escaped(line) for line in _end(explanation, kept)]
     return "\n".join(lines) + "\n"
 
 
@@ -124,12 +126,12 @@ def _escaped(line: str) -> str:
 
 
 def _json(schema: int) -> Callable[[Explanation, tuple[Finding | NotAnswered, ...]], str]:
-    def write(found: Explanation, kept: tuple[Finding | NotAnswered, ...]) -> str:
-        findings, missing = _left_out(found, kept)
+    def write(explanation: Explanation, kept: tuple[Finding | NotAnswered, ...]) -> str:
+        findings, missing = _left_out(explanation, kept)
         document: dict[str, Any] = {
             "schema": schema,
-            **found.opening(),
-            "findings": [entry.to_json(found.inputs) for entry in _findings(found, kept)],
+            **explanation.opening(),
+            "findings": [entry.to_json(explanation.inputs) for entry in _findings(explanation, kept)],
             "not_answered": [entry.to_json() for entry in kept if not isinstance(entry, Finding)],
             "dropped": findings,
             "dropped_not_answered": missing,

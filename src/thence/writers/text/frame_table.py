@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _TEXT_WIDTH = 40
 """Width in characters up to which a text column grows; longer texts continue on the next line."""
 
-_LEAST_TEXT = 20
+_ELASTIC_TEXT = 20
 """Width in characters to which long texts, such as names, are narrowed first."""
 
 _SHORT_TEXT = 24
@@ -34,7 +34,7 @@ _MIN_TEXT = 12
 """Width to which texts are narrowed before a column of numbers is left out: they go on in further lines, and names
 are shortened, before any figure is lost."""
 
-_MOST_LINES = 3
+_MAX_LINES = 3
 """Most lines of a text that is wider than its column; longer texts are shortened."""
 
 _NUMBER = r"[-+<]?\d[\d,.]*"
@@ -80,7 +80,7 @@ def frame_table(
             table.add_column(escape(headings[column]), width=columns, overflow="fold")
             if columns < needed[column]:
                 whole = needed[column] > _SHORT_TEXT or columns >= words[column]
-                cells[column] = fitted(cells[column], columns, _MOST_LINES if whole else 1)
+                cells[column] = fitted(cells[column], columns, _MAX_LINES if whole else 1)
     for row in zip(*(cells[column] for column in shown), strict=True):
         table.add_row(*map(Text, row))
     hidden = [heading for column, heading in headings.items() if column not in widths]
@@ -113,7 +113,7 @@ def _widths(
         return dict(needed)
     wanted = {column: columns if column in figures else min(columns, _TEXT_WIDTH) for column, columns in needed.items()}
     while True:
-        long = {c: _LEAST_TEXT for c in wanted if c not in figures and needed[c] > _SHORT_TEXT}
+        long = {c: _ELASTIC_TEXT for c in wanted if c not in figures and needed[c] > _SHORT_TEXT}
         short = {c: max(_MIN_TEXT, words[c]) for c in wanted if c not in figures and c not in long}
         steps = [long]
         last = next(reversed(wanted))

@@ -28,9 +28,9 @@ def merged(texts: Iterable[str]) -> list[str]:
         key = (colon, said) if colon else (colon, text)
         names.setdefault(key, []).append(name)
     alike: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for (colon, said), of in names.items():
+    for (colon, said), names_of in names.items():
         shape = _NAMES_AND_NUMBERS.sub("#", said) if colon else said
-        alike.setdefault((colon, shape), []).append((named_inputs(of), f"{colon}{said}"))
+        alike.setdefault((colon, shape), []).append((named_inputs(names_of), f"{colon}{said}"))
     return [text for (colon, _), group in alike.items() for text in _group(group, bool(colon))]
 
 

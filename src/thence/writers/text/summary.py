@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from thence.model.tables import Device
 
 _OF_ACTIVITIES = {kind.name for kind in KINDS if kind.origin in ("gpu", "collectives")}
-_MOST_REASONS = 10
+_MAX_REASONS = 10
 _KINDS_WIDTH = 30
 _NAME_WIDTH = 96
 _BAR_WIDTH = 8
@@ -52,11 +52,11 @@ _LAST = ("", *reversed(_USE.values()), "mean", "backward", "count", "exposed")
 _RANK_OF_USE = 10
 _RANK_OF_BARS = 11
 _LONGEST_PATH = 48
-_LEAST_NAME = 16
-_LEAST_FOLDED = 28
+_MIN_NAME = 16
+_MIN_FOLDED = 28
 """Characters to which names are shortened before a column is left out."""
-_LEAST_APART = 28
-_LEAST_OP_NAME = 40
+_MIN_SEPARATE = 28
+_MIN_OP_NAME = 40
 
 
 def title(summary: Summary, whole: Totals | None = None) -> RenderableType:
@@ -229,17 +229,17 @@ class _Names(NamedTuple):
 
 
 def _fitting_table(summary: Summary, names: _Names, columns: Sequence[_Column], width: int) -> RenderableType:
-    """A table of names and columns; names are shortened to `_LEAST_FOLDED` before a column is left out."""
+    """A table of names and columns; names are shortened to `_MIN_FOLDED` before a column is left out."""
     indents = names.indents or [0] * len(names.texts)
     lengths = [indent + len(text) for indent, text in zip(indents, names.texts, strict=True)]
-    longest = min(max([*lengths, len(_title(summary)), _LEAST_NAME]), _NAME_WIDTH)
-    room, chosen, least = width, set[str](), min(longest, _LEAST_FOLDED)
+    longest = min(max([*lengths, len(_title(summary)), _MIN_NAME]), _NAME_WIDTH)
+    room, chosen, least = width, set[str](), min(longest, _MIN_FOLDED)
     for column in sorted(columns, key=lambda column: column.rank):
         if not chosen or room - column.width - 2 >= least:
             chosen.add(column.heading)
             room -= column.width + 2
     kept = [column for column in columns if column.heading in chosen]
-    name_width = max(_LEAST_NAME, min(room, longest))
+    name_width = max(_MIN_NAME, min(room, longest))
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold", show_edge=False)
     above = _add_names(table, summary, name_width)
     for column in kept:
@@ -369,15 +369,15 @@ def _widths(summary: Summary, top: int, room: int) -> tuple[int, dict[str, int]]
     rows = summary.rows.head(top)
     more = [] if summary.idle_inside_ns is None else [IDLE_INSIDE]
     every = [*rows["short_name"], *more, _title(summary)]
-    wide = max(_LEAST_NAME, min(room, _NAME_WIDTH, max(map(len, every))))
+    wide = max(_MIN_NAME, min(room, _NAME_WIDTH, max(map(len, every))))
     if "op_name" not in rows.columns or rows["op_name"].count() == 0:
         return wide, {}
     longest = max(map(len, rows["op_name"].drop_nulls()))
     places = rows.filter("attributed")["short_name"]
-    narrow = max(_LEAST_APART, len(_title(summary)), *map(len, places))
+    narrow = max(_MIN_SEPARATE, len(_title(summary)), *map(len, places))
     for name_width in (wide, narrow):
         left = room - name_width - 2
-        if left >= min(longest, _LEAST_OP_NAME):
+        if left >= min(longest, _MIN_OP_NAME):
             return name_width, {"op_name": min(left, longest)}
     return wide, {}
 
@@ -426,12 +426,12 @@ def _every_column(summary: Summary, *, work: bool) -> dict[str, int]:
 
 
 def _shown_columns(summary: Summary, every: Mapping[str, int], top: int, width: int) -> dict[str, int]:
-    """The columns that leave room for the names, or for `_LEAST_FOLDED` characters of them."""
+    """The columns that leave room for the names, or for `_MIN_FOLDED` characters of them."""
     columns = dict(every)
     rows = summary.rows.head(top)
     names = rows.filter("attributed")["short_name"]
-    wanted = max(len(_title(summary)), _LEAST_NAME, *map(len, names))
-    needed = min(wanted, _LEAST_FOLDED)
+    wanted = max(len(_title(summary)), _MIN_NAME, *map(len, names))
+    needed = min(wanted, _MIN_FOLDED)
     for column in _LAST:
         if width - sum(n + 2 for n in columns.values()) < needed:
             columns.pop(column, None)
@@ -474,13 +474,13 @@ def attribution_table(summary: Summary, width: int) -> RenderableType:
         table.add_column(max_width=_KINDS_WIDTH)
         table.add_column(justify="right", no_wrap=True)
         table.add_column(style="dim")
-        for kinds, least_ns, reason in reasons[:_MOST_REASONS]:
+        for kinds, least_ns, reason in reasons[:_MAX_REASONS]:
             share = format_share(reason.total_ns, summary.sum_ns)
             if least_ns != reason.total_ns:
                 share = f"up to {share}"
             table.add_row(", ".join(kinds), share, escape(printable(str(reason))))
         parts += [Text("the rest, and why", "bold"), table]
-    hidden = len(reasons) - _MOST_REASONS
+    hidden = len(reasons) - _MAX_REASONS
     if hidden > 0:
         parts.append(Text(f"... {several(hidden, 'more reason')}; --format json holds all", "dim"))
     return Group(*parts)

@@ -104,11 +104,11 @@ def host_processes(host: pl.DataFrame, names: pl.DataFrame) -> list[HostProcess]
         .with_columns(main=pl.col("process") == pl.col("thread"))
         .sort("rank", "process", "profiler", ~pl.col("main"), "calls", "thread")
     )
-    found = [
+    processes = [
         HostProcess(rank, process, *_described(process, rows))
         for (rank, process), rows in threads.group_by("rank", "process", maintain_order=True)
     ]
-    return sorted(found, key=lambda each: each.of_profiler)
+    return sorted(processes, key=lambda each: each.of_profiler)
 
 
 def _described(process: int, rows: pl.DataFrame) -> tuple[str, tuple[HostThread, ...], bool]:
@@ -204,8 +204,8 @@ class JobLayout:
         rows = self._job.counters
         titles = rows["counter"].unique(maintain_order=True).to_list()
         track = {title: self._tracks.add(title, group, unit=_UNIT) for title in titles}
-        of = np.array([track[title] for title in rows["counter"]], np.int64)
-        return Counter(of, rows["time"].to_numpy() - self._origin_ns, rows["value"].to_numpy())
+        track_of_row = np.array([track[title] for title in rows["counter"]], np.int64)
+        return Counter(track_of_row, rows["time"].to_numpy() - self._origin_ns, rows["value"].to_numpy())
 
 
 def device_groups(tracks: Tracks, devices: dict[tuple[int, int], int]) -> GroupOf:
@@ -383,8 +383,8 @@ def _add_processes(made: Layout, timeline: Timeline, track: Int64) -> None:
         name = f"{_prefix(timeline, rank)}{process.name}"
         group = made.tracks.add(name, of=Process(pid, name, _clock(timeline, rank)))
         for thread in process.threads:
-            of = Thread(pid, made.tracks.thread_id(thread.thread), thread.name)
-            first = made.tracks.add(thread.name, group, of=of)
+            written = Thread(pid, made.tracks.thread_id(thread.thread), thread.name)
+            first = made.tracks.add(thread.name, group, of=written)
             key = (rank, process.process, thread.thread)
             # A thread has only one track; slices that overlap its slices without nesting are in a row below.
             below = made.tracks.lanes(f"{thread.name}, overlapping", first, count[key] - 1)
@@ -425,8 +425,8 @@ def _add_devices(
         if (rank, device) not in devices:
             model = f" ({models[device]})" if device in models else ""
             name = f"{_prefix(timeline, rank)}GPU {device}{model}"
-            of = Process(made.tracks.free_pid(), name, _clock(timeline, rank))
-            devices[rank, device] = made.tracks.add(name, of=of)
+            process = Process(made.tracks.free_pid(), name, _clock(timeline, rank))
+            devices[rank, device] = made.tracks.add(name, of=process)
     for (device, stream), count in zip(streams, lanes, strict=True):
         name = "no stream" if stream is None else f"stream {stream}"
         uuids.append(made.tracks.lanes(name, devices[rank, device], count))

@@ -240,10 +240,10 @@ class Arrows:
         incoming, ends = self.incoming[rows], self.ends[rows]
         parts: list[Part] = []
         for tag, chosen in ((_FLOW_ID, ~ends), (_LAST_FLOW_ID, ends)):
-            there = chosen & (incoming > 0) & begins
-            if there.any():
+            has_arrow = chosen & (incoming > 0) & begins
+            if has_arrow.any():
                 fields = [constant(tag, len(rows)), fixed64_column(incoming)]
-                parts += only_where(fields, there)
+                parts += only_where(fields, has_arrow)
         low = self.first[rows]
         count = np.where(begins, self.first[rows + 1] - low, 0)
         if count.any():
