@@ -41,7 +41,7 @@ from command_line import documented_parser
 from gpu_paused import program
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 PROGRAMS = ("decode", "training", "lightning")
 OTHERS = ("graphs", "jax")
@@ -57,7 +57,15 @@ FIRST_STEPS = 220
 """Steps of `whole` in which the first windows set the distance of the others."""
 LAUNCHES, PROCESSES = 500, 6
 _FAR = 10_000_000
-_T95 = 1.97
+
+
+def _t95(values: Sequence[float]) -> float:
+    """Student's t of the 95 % interval of the mean of so many values."""
+    import numpy as np
+
+    from thence.analysis.student_t import quantile
+
+    return float(quantile(0.05, np.array(len(values) - 1.0)))
 
 
 def timed(step: Callable[[], None], count: int, after: Callable[[], object] | None = None) -> list[float]:
@@ -232,7 +240,8 @@ def whole_of(pairs: list[tuple[int, float, int, float, bool]], about: dict[str, 
     middle, half = trimmed_mean(losses)
     share = sum(off * n / m for n, _, m, off, near in pairs if not near) / plain
     of_windows = 100 * sum(more) / plain
-    half_windows = _T95 * 100 * statistics.stdev(more) * math.sqrt(len(more)) / plain if len(more) > 1 else math.nan
+    spread = statistics.stdev(more) if len(more) > 1 else math.nan
+    half_windows = _t95(more) * 100 * spread * math.sqrt(len(more)) / plain
     loss, error = share * middle + of_windows, math.hypot(share * half, half_windows)
     usual = statistics.mean(off / m for _, _, m, off, _ in pairs)
     return (
@@ -592,13 +601,13 @@ def trimmed_mean(values: list[float]) -> tuple[float, float]:
     values, cut = sorted(values), len(values) // 10
     inner = values[cut : len(values) - cut]
     held = [inner[0]] * cut + inner + [inner[-1]] * cut
-    return statistics.mean(inner), _T95 * statistics.stdev(held) * math.sqrt(len(values)) / len(inner)
+    return statistics.mean(inner), _t95(inner) * statistics.stdev(held) * math.sqrt(len(values)) / len(inner)
 
 
 def interval(values: Iterable[float]) -> str:
     """Mean of values with its 95 % interval, and their median."""
     values = list(values)
-    mean, half = statistics.mean(values), _T95 * statistics.stdev(values) / math.sqrt(len(values))
+    mean, half = statistics.mean(values), _t95(values) * statistics.stdev(values) / math.sqrt(len(values))
     return f"{mean:+.2f} ({mean - half:+.2f} to {mean + half:+.2f}; median {statistics.median(values):+.2f})"
 
 

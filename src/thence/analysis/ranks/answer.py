@@ -55,7 +55,7 @@ _RANKS = {
     "times_last": "times last",
     "step_ns": "step",
     "compute_ns": "compute",
-    "exposed_wait_ns": "exposed waits",
+    "exposed_wait_ns": "waits",
     "unknown_ns": "wait or transfer",
     "idle_ns": "idle",
     "transfer_ns": "transfers",
@@ -82,7 +82,7 @@ GROUPS = {
     "size": "ranks",
     "shown": "shown",
     "collectives": "collectives",
-    "exposed_wait_ns": "exposed waits",
+    "exposed_wait_ns": "waits",
     "transfer_ns": "transfers",
     "link": "link",
     "members": "members",
@@ -282,7 +282,7 @@ class Job(Answer):
         caused = (
             f"times {self.per}; caused: waits of others of which it is the cause, of {self.unit} (waits for several "
             "ranks overlap, so these shares need not add up); times last: collectives in which others waited for it; "
-            "exposed: nothing computed meanwhile"
+            "waits: exposed, so nothing was computed meanwhile"
         )
         tables = (
             (self.links, links, ""), (self.ranks, ranks, caused), (*not_caused(self), ""),
