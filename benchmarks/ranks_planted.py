@@ -25,7 +25,7 @@ from command_line import documented_parser
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 
-from rank_jobs import LINE, MODULE, PLANTS, Plant, RankJob
+from rank_jobs import LINE, MODULE, Plant, RankJob
 from thence.analysis.ranks.answer import Job, job_of
 from thence.analysis.student_t import highest_share
 
@@ -37,6 +37,7 @@ EXPECTED = {
     "batch": "more_work",
     "link": "transfer",
 }
+"""The kinds of fault, and the cause that is to be named; tests/analysis/ranks/test_nodes.py has those of nodes."""
 
 
 def quiet(random: np.random.Generator, seed: int) -> RankJob:
@@ -174,7 +175,7 @@ def main() -> None:
         )
         for facts in wrong:
             print("  ranks, steps, noise, pauses, overlapped:", *facts)
-    for kind in PLANTS:
+    for kind in EXPECTED:
         counts: Counter[str] = Counter()
         for number in range(given.planted):
             job = faulty(random, kind, given.seed + number)
