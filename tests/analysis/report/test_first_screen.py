@@ -90,7 +90,7 @@ def test_a_part_without_work_in_between_says_nothing_of_idle_time(eager: thence.
     ("path", "verb", "by"),
     [
         (recording("torch_eager_rank0"), "idle", "label"),
-        (recording("torch-2.12_graph_replay_rank0"), "whatif", "kernel"),
+        (recording("torch-2.12_graph_replay_rank0"), "flame", "kernel"),
         (DATA / "jax" / "jax_single_nocb.xplane.pb.gz", "idle", "source"),
     ],
     ids=["idle", "graphs", "jax"],
