@@ -105,3 +105,15 @@ def test_a_page_is_that_of_the_report(job: Path, tmp_path: Path, capsys: pytest.
     page = (tmp_path / "report.html").read_text()
     assert page.startswith("<!DOCTYPE html>")
     assert "1 straggler among 3 devices" in page
+
+
+def test_ranks_without_a_collective_do_not_say_that_nobody_is_late(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    SleepyJob().write(tmp_path)
+    for path in tmp_path.iterdir():
+        document = json.loads(path.read_text())
+        document["traceEvents"] = [e for e in document["traceEvents"] if not e.get("name", "").startswith("nccl")]
+        path.write_text(json.dumps(document))
+    printed, _ = output(capsys, "ranks", tmp_path)
+    assert printed.startswith("no late rank is named: the traces hold no collective")

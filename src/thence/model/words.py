@@ -22,6 +22,8 @@ WORDS = {
     "rank": "One process of a job, as torch.distributed or jax numbers it.",
     "late rank": "A rank that reaches collectives last, so that the others wait for it.",
     "wait": "Of a collective: time from a rank's arrival to the arrival of the last rank that takes part.",
+    "launched ahead": "Of hosts: they launched a collective early, so their GPUs wait in it. The host of the last rank "
+    "does not need longer for a step.",
     "transfer": "Of a collective: time from the last arrival to the end.",
     "bus bandwidth": "Bytes of a collective per second, scaled by its kind as nccl-tests does, so that it can be "
     "compared with the link.",

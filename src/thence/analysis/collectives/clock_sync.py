@@ -97,7 +97,8 @@ class Alignment(Answer):
         median, most = format_ns(self.residual_median_ns), format_ns(self.residual_max_ns)
         ends = f"the ends of {self.matched:,} shared collectives"
         if not self.applied:
-            return f"the ranks' clocks agree: {ends} differ by {median} in the median, {most} at most; none is shifted"
+            distance = f"{median} from the mean of their ranks in the median, {most} at most"
+            return f"the ranks' clocks agree: {ends} are {distance}; none is shifted"
         largest = format_ns(float(self.corrections["correction_ns"].abs().cast(pl.Float64).to_numpy().max(initial=0)))
         return f"clocks aligned by {ends}, by up to {largest}; remaining difference: median {median}, at most {most}"
 

@@ -186,22 +186,30 @@ class Job(Answer):
         return f"{self._verdict}; the trace shows {missing}{waits}"
 
     @property
+    def _lack(self) -> str:
+        """What the traces lack to name a late rank; empty if nothing, or if there is one device."""
+        count, devices = len(self.counted), self.ranks.height
+        if devices < 2:
+            return "one device is not enough to tell who waits for whom" if self.shown.missing else ""
+        if self.step_kind is None:
+            return "the traces have no steps, so a late rank cannot be told from chance"
+        if self.groups.is_empty():
+            return "the traces hold no collective, so nothing tells which rank the others wait for"
+        if count < MIN_STEPS_FOR_LATE_RANKS:
+            return (
+                f"{several(count, 'step')} {'counts' if count == 1 else 'count'}, which is too few to tell a late rank "
+                f"from chance ({MIN_STEPS_FOR_LATE_RANKS} are needed)"
+            )
+        return ""
+
+    @property
     def _verdict(self) -> str:
         """`statement` without the missing ranks."""
         count, devices = len(self.counted), self.ranks.height
+        if lack := self._lack:
+            return f"no late rank is named: {lack}"
         if devices < 2:
-            return (
-                "no late rank is named: one device is not enough to tell who waits for whom"
-                if self.shown.missing
-                else "one device, so no device waits for another"
-            )
-        if self.step_kind is None:
-            return "no late rank is named: the traces have no steps, so a late rank cannot be told from chance"
-        if count < MIN_STEPS_FOR_LATE_RANKS:
-            return (
-                f"no late rank is named: {several(count, 'step')} {'counts' if count == 1 else 'count'}, which is too "
-                f"few to tell a late rank from chance ({MIN_STEPS_FOR_LATE_RANKS} are needed)"
-            )
+            return "one device, so no device waits for another"
         late = [*self._late_links(), *self._late_nodes(), *self._late_ranks()]
         if late:
             parts = (
@@ -285,7 +293,7 @@ class Job(Answer):
             "waits: exposed, so nothing was computed meanwhile"
         )
         tables = (
-            (self.links, links, ""), (self.ranks, ranks, caused), (*not_caused(self), ""),
+            (self.links, links, ""), (self.ranks, ranks, caused), (*not_caused(self), self._host_bound),
             (*shown_groups(self), "groups: times summed over all ranks and steps"), (self.stages, STAGES, ""),
         )  # fmt: skip
         stragglers = zip(straggler_lines(self), self.reasons, strict=True)
@@ -293,6 +301,16 @@ class Job(Answer):
             Lines(((self.statement, "bold"),)),
             *(Lines(((sentence, ""), *_cause_lines(why, self.per))) for (_, sentence), why in stragglers),
             *(TableView(rows, names, title, rows_shown=_ROWS_SHOWN) for rows, names, title in tables if rows.height),
+        )
+
+    @property
+    def _host_bound(self) -> str:
+        """What waits mean for which hosts had launched ahead."""
+        if not self.not_caused_share("launched_ahead"):
+            return ""
+        return (
+            "hosts had launched ahead: their GPUs wait because the collective was launched early, not because the host "
+            "of the last rank needs longer for a step; the hosts limit all ranks alike"
         )
 
     def remarks(self) -> tuple[str, ...]:
@@ -383,7 +401,7 @@ def _sentence(job: Job, row: dict[str, Any], why: Reasons) -> str:
             f"{row['since_step']}; at least {format_ns(row['low_ns'])} more than random variation explains"
         )
     if why.median_rank is not None:
-        text += f". Compared with rank {why.median_rank} GPU {why.median_device}:"
+        text += f". Before its late arrivals it took longer than rank {why.median_rank} GPU {why.median_device} for:"
     return text
 
 
