@@ -32,7 +32,7 @@ with contextlib.suppress(ImportError):  # environments that run a few tests have
     settings.load_profile("thorough" if os.environ.get("THENCE_THOROUGH") else "quick")
 
 
-MAX_KEPT = 48
+MAX_KEPT = 12
 """Traces that stay in memory for `read_once`, the last ones used."""
 DATA = Path(__file__).parent / "data"
 READ_ONCE = ("analysis", "attribution", "cli", "end_to_end", "writers")

@@ -207,21 +207,17 @@ def command(
     no_baseline: bool,
     strict: bool,
 ) -> None:
-    """Run a command and record the GPU work of every Python process in it.
+    r"""Run a command and record the GPU work of every Python process in it.
 
     The exit code is the command's own, whatever happens to the recording (but see --strict). Nothing of the program
     needs to change:
 
+    \b
         thence record -- python train.py
-
         thence record -o run1 -- torchrun --nproc-per-node 8 train.py
-
         thence record --own transformers -- python finetune.py
-
         thence record --always --every 100 -o run2 -- python train.py
-
         thence record --counters -o run3 -- python train.py
-
         thence record --stalls -o run4 -- python train.py
     """
     from thence.capture.launcher.content import content

@@ -699,9 +699,8 @@ def _use(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
 
 def _headroom(composed: Composed, roofline: Roofline, command: Command) -> Iterator[Finding]:
     """The place that is furthest above the roofline, if most work has one."""
-    row = next(
-        roofline.rows.filter(pl.col("reason").is_null()).iter_rows(named=True), None
-    )  # only places can be changed
+    places = roofline.rows.filter(pl.col("reason").is_null())  # only places can be changed
+    row = next(places.iter_rows(named=True), None)
     if row is None or not row["headroom_ns"] or roofline.modelled_share < WELL_COVERED_SHARE:
         return
     place, headroom = str(row["name"]), format_ns(row["headroom_ns"])
@@ -746,10 +745,8 @@ def _counted(roofline: Roofline) -> str:
     """What hardware counters say; empty without."""
     if roofline.counters is None or roofline.counters.windows.is_empty() or roofline.measured.is_empty():
         return ""
-    names = pl.Series(
-        "name", [quoted(str(name), roofline.by) for name in roofline.rows["name"].to_list()], dtype=pl.String
-    )
-    said = roofline.counters.said(roofline.measured.with_columns(names))
+    names = [quoted(str(name), roofline.by) for name in roofline.rows["name"].to_list()]
+    said = roofline.counters.said(roofline.measured.with_columns(pl.Series("name", names, dtype=pl.String)))
     return said and f"; {said}"
 
 
