@@ -207,7 +207,7 @@ def command(
     no_baseline: bool,
     strict: bool,
 ) -> None:
-    r"""Run a command and record the GPU work of every Python process in it.
+    """Run a command and record the GPU work of every Python process in it.
 
     The exit code is the command's own, whatever happens to the recording (but see --strict). Nothing of the program
     needs to change:
@@ -219,7 +219,7 @@ def command(
         thence record --always --every 100 -o run2 -- python train.py
         thence record --counters -o run3 -- python train.py
         thence record --stalls -o run4 -- python train.py
-    """
+    """  # noqa: D301 - click's mark of lines that stay as they are
     from thence.capture.launcher.content import content
     from thence.capture.launcher.launch import claimed_directory, run
     from thence.capture.recorder.options import RecordOptions
