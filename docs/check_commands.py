@@ -69,6 +69,7 @@ _CODES = {
     "thence label traces/ -o labelled.pftrace": 2,  # and no graphs
     "thence inside gemm.npz --merge trace.json.gz -o all.pftrace": 2,  # the trace is of another program
     "thence diff --baseline main_runs/ new* --fail-on 'step>5%' --fail-on 'label:forward/attention>10%'": 1,
+    "thence diff --baseline main_runs/ new* --fail-on 'step>5%' --fail-on 'new:kernel>0'": 1,
     "thence diff --baseline main_runs/ new* --fail-on 'step>5%' --fail-on 'label:attention>10%'": 2,  # no such label
     "thence idle job.store --rank 37": 2,  # the job has four
     "thence doctor --need recording --need jax && thence record -- python train.py": 1,
