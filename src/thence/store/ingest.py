@@ -150,7 +150,7 @@ def numbered(parts: Sequence[StoredPart], *, add: bool = False) -> Numbered:
         add: keep all parts.
     """
     left = [] if add else list(_of_other_jobs(parts))
-    names = {source.source for source in left}
+    names = {left_out.source for left_out in left}
     kept = [stored for stored in parts if stored.part.source not in names]
     numbers = rank_numbers([(stored.part.ranks, stored.part.stated) for stored in kept])
     warnings = [

@@ -178,11 +178,7 @@ def counters_of(trace: Attributed) -> Counters | None:
         pl.DataFrame([row for of_device in sampled for row in _totals(of_device)], TOTALS, orient="row"),
         pl.DataFrame(energies, ENERGIES, orient="row"),
         tuple(dict.fromkeys(pair for fact in facts for pair in (fact.get("counters_left_out") or {}).items())),
-        tuple(
-            dict.fromkeys(
-                (*_troubles(of_facts), *map(_cut, (of_device for of_device in sampled if of_device.left_out)))
-            )
-        ),
+        tuple(dict.fromkeys((*_troubles(of_facts), *(_cut(part) for part in sampled if part.left_out)))),
         intervals.pop() if len(intervals) == 1 else None,
         in_cycle.pop() if len(in_cycle) == 1 else None,
     )

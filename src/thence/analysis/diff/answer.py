@@ -430,7 +430,7 @@ def judged_rows(
 
     Args:
         means: of the runs of both sides, and perhaps of others.
-        found: estimates of both sides.
+        estimated: estimates of both sides.
         step: number of the row of the whole step.
         sides: numbers of the runs of each side.
         matches: rows of different names that are one.
@@ -503,7 +503,7 @@ def _verdicts(
     """The verdict of each row, and how many more runs a side it needs; 0 if it is certain or the noise is unknown.
 
     Args:
-        found: estimates of all rows.
+        estimated: estimates of all rows.
         kept: numbers of the rows to judge.
         alone: masks of the rows that are new, and of those that are gone.
         margin: ns within which a difference counts as none.

@@ -187,7 +187,7 @@ def _numbered_sets(sets: list[Int64], having: Int64) -> tuple[pl.DataFrame, pl.D
     """`Streams.sets` and `Streams.members`, with numbers of sets in place of codes.
 
     Args:
-        found: of all devices, as `_concurrency` returns them.
+        sets: of all devices, as `_concurrency` returns them.
         having: number of devices that have each step.
     """
     step, code, ns, code_of_member, row = sets

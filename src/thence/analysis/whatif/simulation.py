@@ -165,7 +165,7 @@ class Graph:
         Args:
             nodes: the block's slice of the nodes by chain.
             rows: the nodes in that slice.
-            into: the edges into these nodes, by target.
+            incoming: the edges into these nodes, by target.
             edge: number of the first of these edges among all edges by target.
         """
         place = np.empty(len(rows), np.int64)

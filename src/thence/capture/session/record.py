@@ -113,20 +113,24 @@ class Recording:
         self._recorder: Recorder | None = None
         self._log = MarkLog()
         self.noted = NotedPlaces(BoundaryLog(lambda: 0))
-        self._xla = XlaPrograms()
-        self._collectives = CollectiveLabels()
-        self._handover = ProfilerHandover(self._stop_for_profiler)
-        self._memory = MemoryHistory()
         self._hooks: Hooks | None = None
         self._known: dict[str, Any] = {}
         between = SAMPLE_SECONDS if options.sampling is None else RARE_SECONDS
         self._clocks = ClockSamples(seconds=between)
         self._process_memory = ProcessMemorySamples(seconds=between)
         self._collects_nvtx = False
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing is known of the program and its steps yet, as before each start."""
+        self._xla = XlaPrograms()
+        self._collectives = CollectiveLabels()
+        self._handover = ProfilerHandover(self._stop_for_profiler)
+        self._memory = MemoryHistory()
         self._ranks = RankRequests(self._agree, self._step_number)
         self._steps = StepTimes(self, self._plan())
         self._spans = TimeSpans(self._steps, self._begin_span, call_on_main_thread)
-        self._triggers = Triggers(directory, self.request)
+        self._triggers = Triggers(self.directory, self.request)
         self._announced = 0
         self._notes_step = True
         self._labelled = 0
@@ -153,10 +157,7 @@ class Recording:
             UsageError: this process is being recorded already.
             MissingRequirement: CUPTI cannot be used; the message says why and what to do.
         """
-        self._xla = XlaPrograms()
-        self._collectives = CollectiveLabels()
-        self._handover = ProfilerHandover(self._stop_for_profiler)
-        self._memory = MemoryHistory()
+        self._forget()
         recorder = Recorder(
             self.directory, _for_frameworks(self._options), self._rows, self._facts, jax_uses_cuda, self._look
         )
@@ -167,13 +168,6 @@ class Recording:
         self._log = MarkLog(recorder.log if recorder.counts else None)
         self._collects_nvtx = self._options.nvtx and collect_nvtx()
         self._xla.look()
-        self._ranks = RankRequests(self._agree, self._step_number)
-        self._steps = StepTimes(self, self._plan())
-        self._spans = TimeSpans(self._steps, self._begin_span, call_on_main_thread)
-        self._triggers = Triggers(self.directory, self.request)
-        self._announced = 0
-        self._notes_step = True
-        self._labelled = 0
         self._note_open_marks()
         listen(self._log)
         if self._options.collectives:

@@ -44,7 +44,7 @@ def explanation_text(explanation: Explanation, form: str, most: int, schema: int
     """The explanation in a form, with a line feed at its end.
 
     Args:
-        found: the explanation.
+        explanation: what is written.
         form: of `FORMS`.
         most: characters, at least `MIN_CHARS`.
         schema: of the JSON document.
