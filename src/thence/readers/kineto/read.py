@@ -20,6 +20,7 @@ from thence.parallel import give_back_memory
 from thence.readers.host_ranges import IS_API_CALL, category_of, host_order, ranges_among_ops
 from thence.readers.kineto import metadata as describe
 from thence.readers.kineto.collecting import collected
+from thence.readers.kineto.counters import counters_of
 from thence.readers.kineto.early_start import Begun
 from thence.readers.kineto.envelope import INLINE_ANNOTATED
 from thence.readers.kineto.event_structs import MISSING
@@ -127,19 +128,22 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     of_memory, sentences = memory_tables(of_table.pop("memory"), lanes)
     warnings += [f"{source.name}: {text}" for text in sentences]
     ran_on = describe.accelerator(metadata, columns["categories"], columns["names"])
+    used = _used_devices(gpu, gpu_order)
+    counters, of_counters = counters_of(of_table.pop("counter"), names, used, rank)
     tables = Tables(
         gpu=gpu_frame(gpu, gpu_order, names),
         host=host_frame(host, host_order, lanes, names, flows),
         collectives=collective_frame(moved, gpu_order, host_order),
         threads=threads_frame(threads, on_host, lanes),
         graph_places=places,
+        counters=counters,
     )
     meta = Meta(
         inputs=(source.name,),
         formats=(NAME,),
         epoch_ns=describe.epoch_ns(metadata, _earliest(tables)),
-        facts=(describe.facts(metadata) | ran_on,),
-        devices=describe.described_devices(metadata, _used_devices(gpu, gpu_order), describe.node_of(source.name)),
+        facts=(describe.facts(metadata) | ran_on | of_counters,),
+        devices=describe.described_devices(metadata, used, describe.node_of(source.name)),
         process_groups=describe.process_groups(metadata),
         warnings=tuple(warnings),
         losses=lost,
