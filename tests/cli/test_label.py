@@ -206,7 +206,8 @@ def test_an_eager_run_without_labels_gives_operators(tmp_path: Path) -> None:
     assert f"next thence report {target} --by op" in said
     again = thence.open(target).tables.places
     rules = {kind: again[f"{kind}_rule"].unique().to_list() for kind in ("op", "label", "module", "source")}
-    assert rules == {"op": ["eager_alignment"], **dict.fromkeys(("label", "module", "source"), ["graph_no_place"])}
+    assert rules.pop("op") == ["eager_alignment"]
+    assert set(map(tuple, rules.values())) == {("graph_no_place",)}
 
 
 def test_labels_beside_the_trace_need_no_option(tmp_path: Path, labels: Path) -> None:

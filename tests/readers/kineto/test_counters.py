@@ -13,8 +13,11 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import thence
-from helpers import kernel, run_thence
+from helpers import kernel
+from stores import stored
 from thence.analysis.counters.answer import figures_as_text
+from thence.analysis.counters.over_time import use_over_time
+from thence.analysis.diff.hardware import hardware_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -99,7 +102,7 @@ def test_sums_and_rates_of_kineto_are_amounts(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("decoder")
 @pytest.mark.parametrize("named", [True, False], ids=["cuspy", "kineto"])
-def test_shares_of_a_peak_are_time(tmp_path: Path, named: bool) -> None:  # noqa: FBT001 - a parameter
+def test_shares_of_a_peak_are_time(tmp_path: Path, named: bool) -> None:
     if named:
         values = {"SM Active (%)": (100.0, 50.0), "DRAM BW (%)": (15.0, 90.0), "Power (W)": (600.0, 400.0)}
         trace = opened(tmp_path, of_cuspy(values))
@@ -121,15 +124,20 @@ def test_shares_of_a_peak_are_time(tmp_path: Path, named: bool) -> None:  # noqa
     assert (total["unit"], total["total"]) == ("ns", pytest.approx(0.15 * 20e6 + 0.9 * 30e6))
     text, headings = figures_as_text(trace.roofline(by="kernel").measured)
     assert headings["dram_busy_ns"] == "memory busy"
-    assert {value.partition(" ")[0] for value in text["dram_busy_ns"]} == {"15.0%", "90.0%"}
+    assert {value.partition(" ±")[0] for value in text["dram_busy_ns"]} == {"15.0 %", "90.0 %"}
 
 
 def test_tracks_and_stores_have_the_same(tmp_path: Path) -> None:
-    values = {"SM Active (%)": (100.0, 50.0), "NVLink TX (%)": (0.0, 25.0)}
+    values = {"SM Active (%)": (100.0, 50.0), "DRAM BW (%)": (15.0, 90.0), "NVLink TX (%)": (0.0, 25.0)}
     trace = opened(tmp_path, of_cuspy(values), "rank0.json")
     trace.convert(tmp_path / "a.pftrace")
     assert b"counted nvlink transmit" in (tmp_path / "a.pftrace").read_bytes()
-    assert run_thence("ingest", tmp_path / "rank0.json", "-o", tmp_path / "a.store").returncode == 0
+    use = use_over_time(trace.tables)
+    assert use.filter(counter="memory, of its peak")["share"].head(5).to_list() == pytest.approx([0.15] * 4 + [0.9])
+    # 40 % of the time at 100 %, 60 % at 50 %; 40 % at 15 %, 60 % at 90 %
+    mean = dict(hardware_of(trace.tables).select("figure", "value").rows())
+    assert mean == {"sm_active_share": pytest.approx(0.7), "memory_share": pytest.approx(0.6)}
+    stored(tmp_path / "a.store", [tmp_path / "rank0.json"])
     assert_frame_equal(thence.open(tmp_path / "a.store").tables.counters, trace.tables.counters)
 
 
@@ -142,27 +150,19 @@ def test_a_gap_begins_a_window(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("decoder")
-@pytest.mark.parametrize(
-    ("changed", "rows"),
-    [
-        ({"args": {"SM Active (%)": "a lot"}}, 499),
-        ({"args": {"": float("nan")}}, 499),
-        ({"args": {"": 10**400}}, 499),
-        ({"args": {"": -3.0}}, 499),
-        ({"args": {"": 400.0}}, 499),
-        ({"args": []}, 499),
-        ({"ts": None}, 499),
-        ({"pid": "GPU 99999999999 Counters"}, 499),
-        ({"pid": "GPU -1 Counters"}, 499),
-        ({"pid": 0}, 499),
-        ({"name": 7}, 499),
-    ],
-)
-def test_damaged_samples_have_no_row(tmp_path: Path, changed: dict[str, Any], rows: int) -> None:
+def test_damaged_samples_have_no_row(tmp_path: Path) -> None:
+    changes: list[dict[str, Any]] = [
+        {"args": {"SM Active (%)": "a lot"}}, {"args": {"": float("nan")}}, {"args": {"": 10**400}},
+        {"args": {"": -3.0}}, {"args": {"": 400.0}}, {"args": []}, {"ts": None}, {"name": 7},
+        {"pid": "GPU 99999999999 Counters"}, {"pid": "GPU -1 Counters"}, {"pid": 0},
+    ]  # fmt: skip
     samples = of_cuspy({"SM Active (%)": (100.0, 50.0)})
-    samples[7] |= changed
+    damaged = [20 * number for number in range(1, len(changes) + 1)]
+    for place, change in zip(damaged, changes, strict=True):
+        samples[place] |= change
     trace = opened(tmp_path, samples)
-    assert trace.tables.counters.height == rows
+    times = [time * 1000 for place, time in enumerate(TIMES) if place not in damaged]
+    assert trace.tables.counters["start"].to_list() == times
     assert trace.tables.gpu.height == 2 * TURNS
 
 

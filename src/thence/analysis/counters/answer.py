@@ -274,5 +274,5 @@ def figures_as_text(measured: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, str
 
 def _texts(values: pl.Series, errors: pl.Series, form: str) -> pl.Series:
     pairs = zip(values.to_list(), errors.to_list(), strict=True)
-    texts = [None if value is None else f"{value:{form}} ±{100 * (error or 0):.1f} %" for value, error in pairs]
-    return pl.Series(texts, dtype=pl.String)
+    texts = [None if value is None else f"{value:{form}} ±{100 * (error or 0):.1f}%" for value, error in pairs]
+    return pl.Series(texts, dtype=pl.String).str.replace_all("%", " %", literal=True)

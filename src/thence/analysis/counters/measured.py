@@ -39,8 +39,9 @@ SCHEMA = {
 """Columns of `measured`. sampled_ns: time in samples, of activities that run together each. sampled_share: of the
 place's time. clock_mhz: mean clock of the multiprocessors in that time. flop: of tensor cores. padding: flop over what
 the program asked for, of activities of 16-bit types with a model; 1.05 is 5 % more. sm_active_share: mean share of
-multiprocessors that held a warp, of cycles, or else of time. warps_per_sm: mean warps that a multiprocessor held. watts: energy_joules over the
-place's time in samples of energy. error: half of the 95 % interval, as a share of each figure."""
+multiprocessors that held a warp, of cycles, or else of time. warps_per_sm: mean warps that a multiprocessor held.
+watts: energy_joules over the place's time in samples of energy. error: half of the 95 % interval, as a share of each
+figure."""
 _NORMAL_95 = 1.96
 _SIXTEEN_BITS = ("bfloat16", "float16")
 _KNOWN_SHARE = 0.999

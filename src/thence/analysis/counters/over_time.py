@@ -29,7 +29,9 @@ USE = {
     "share": pl.Float64(),
 }  # fmt: skip
 """Columns of `use_over_time`; counter: what is used, and its limit."""
-_SHARES = {"sm_active_share": "SMs active", "tensor_share": "tensor cores active", "memory_share": "memory, of its peak"}
+_SHARES = {
+    "sm_active_share": "SMs active", "tensor_share": "tensor cores active", "memory_share": "memory, of its peak",
+}  # fmt: skip
 """Figures that are shares already."""
 _MAX_VALUES = 20_000
 """Most values of one counter of a device; with more, neighbours in a window become one."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import threading
+from array import array
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
@@ -490,24 +491,24 @@ def _counters(others: Rows, names: _Codes) -> tuple[Columns, int]:
     rows, device = rows.chosen(chosen), device[chosen]
     start = possible(rows.times("ts"))
     timed = np.flatnonzero(start != NO_TIME_NS)
-    found = [
-        (row, names[name], value)
-        for row, text in zip(timed.tolist(), rows.texts(timed), strict=True)
-        for name, value in _values(text)
-    ]
-    row, name, values = zip(*found, strict=True) if found else ((), (), ())
+    row, name, value = array("q"), array("i"), array("d")  # a file may hold a million of them
+    for number, sample in zip(timed.tolist(), _decoded_samples(rows.texts(timed)), strict=True):
+        for counter, counted in sample.args.items():
+            if type(counted) in (int, float) and abs(counted) < _MAX_VALUE:
+                row.append(number)
+                name.append(names[counter or sample.name])
+                value.append(counted)
     of_sample = np.array(row, np.int64)
     columns = {"device": device[of_sample], "start": start[of_sample], "name": np.array(name, np.int32)}
-    return columns | {"value": np.array(values, np.float64)}, len(rows) - len(timed)
+    return columns | {"value": np.array(value, np.float64)}, len(rows) - len(timed)
 
 
-def _values(sample: bytes) -> Iterable[tuple[str, float]]:
-    """Name and value of each counter of a sample, as JSON; nothing of one that was repaired."""
-    with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        event = _sample.decode(sample)
-        for name, value in event.args.items():
-            if type(value) in (int, float) and abs(value) < _MAX_VALUE:
-                yield name or event.name, float(value)
+def _decoded_samples(texts: list[bytes]) -> list[_Sample]:
+    """Samples of counters; an empty one for each that had to be repaired."""
+    try:
+        return _samples.decode(b"[" + b",".join(texts) + b"]")
+    except _NO_COLUMNS:
+        return [_decoded_samples([text])[0] if len(texts) > 1 else _Sample() for text in texts]
 
 
 def _counted_device(process: int | str) -> int:
@@ -578,7 +579,7 @@ class _Sample(msgspec.Struct, gc=False):
     args: dict[str, Any] = {}
 
 
-_sample = msgspec.json.Decoder(_Sample)
+_samples = msgspec.json.Decoder(list[_Sample])
 _COUNTED = re.compile(r"GPU (\d{1,4}) Counters")
 _MAX_DEVICE, _MAX_VALUE = 10_000, 1e30
 
