@@ -194,10 +194,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
         "no_python_frames": "with_stack=True records them",
         "no_steps": "profiler.step() marks them",
         "graph": _JOINS,
-        "graph_no_place": (
-            "modules and lines are there if the run of --eager was recorded with with_stack=True, labels if its code "
-            "has record_function"
-        ),
+        "graph_no_place": "modules and lines are there if the run of --eager was recorded with with_stack=True",
         "no_gpu": "record with ProfilerActivity.CUDA",
         "no_collectives": (
             "torch 2.1 and newer describe collectives of torch.distributed, if the profiler records CPU"
