@@ -200,7 +200,14 @@ def test_an_eager_run_without_labels_gives_operators(tmp_path: Path) -> None:
     shown = json.loads(run_thence(*base, "--format", "json").stdout)
     assert (shown["labelled"], shown["places"]["op"]) == (0, 240)
     assert shown["rules"] == {"eager_alignment": 240}
-    assert "240 have an operator" in " ".join(run_thence(*base).stdout.decode().split())
+    target = tmp_path / "out.json"
+    said = " ".join(run_thence(*base, "-o", target).stdout.decode().split())
+    assert "240 have an operator" in said
+    assert f"next thence report {target} --by op" in said
+    again = thence.open(target).tables.places
+    rules = {kind: again[f"{kind}_rule"].unique().to_list() for kind in ("op", "label", "module", "source")}
+    assert rules.pop("op") == ["eager_alignment"]
+    assert set(map(tuple, rules.values())) == {("graph_no_place",)}
 
 
 def test_labels_beside_the_trace_need_no_option(tmp_path: Path, labels: Path) -> None:

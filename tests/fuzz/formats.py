@@ -60,8 +60,17 @@ def _kineto() -> Tree:
     document = json.loads(gzip.decompress((DATA / "torch" / "graph_replay_rank0.json.gz").read_bytes()))
     stacks = json.loads(gzip.decompress((DATA / "torch" / "waits" / "pipeline_rank1.json.gz").read_bytes()))
     events = [*document["traceEvents"], *stacks["traceEvents"]]
-    document["traceEvents"] = events[:: max(1, len(events) // EVENTS)]
+    kept = document["traceEvents"] = events[:: max(1, len(events) // EVENTS)]
+    times = [event["ts"] for event in kept if event.get("cat") == "kernel"]
+    metrics = {"sm__cycles_active.sum": 3.5, "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed": 50.0}
+    for time in times[:ROWS]:
+        kept.append(_counters(0, "CUPTI PM Sampling", time, metrics) | {"cat": "hardware_counters"})
+        kept.append(_counters("GPU 1 Counters", "SM Active (%)", time, {"": 12.5}))
     return document
+
+
+def _counters(process: object, name: str, time: float, values: dict[str, float]) -> dict[str, Any]:
+    return {"ph": "C", "name": name, "pid": process, "ts": time, "args": values}
 
 
 def _labels() -> Tree:

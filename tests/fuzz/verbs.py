@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 VERBS = (
     ("report",), ("report", "--by", "label"), ("report", "--by", "source"), ("report", "--by", "hlo"),
     ("report", "--by", "step"), ("streams",), ("programs",), ("collectives",), ("compile",), ("check",),
-    ("flame", "-o", "OUT/a.folded"),
+    ("flame", "-o", "OUT/a.folded"), ("flame", "--stalls", "-o", "OUT/stalls.folded"), ("inside",),
     ("flame", "-o", "OUT/a.html"), ("convert", "-o", "OUT/a.pftrace"), ("convert", "-o", "OUT/a.json"),
     ("convert", "-o", "OUT/a.parquet/"), ("label", "-o", "OUT/labelled.json"), ("report", "--steps", "0:2"),
     ("report", "--only", "kernel"), ("report", "--by", "collective"), ("report", "--details"),
@@ -33,7 +33,6 @@ VERBS = (
 )  # fmt: skip
 """OUT is a folder, GOOD a sound trace, INPUT the mutated one once more."""
 OTHERS = {
-    "inside": "reads buffers, which are formats of their own here",
     "record": "starts programs",
     "top": "reads summaries, which are a format of their own here",
     "doctor": "reads no trace",
@@ -67,6 +66,8 @@ VALUES = {
     "--on-time": ("rank:0", "rank:7"),
     "--fail-on": ("total>5%", "kernel:.>1us", "new:kernel>0"),
     "--at": ("peak", "oom", "1ms", "soon"),
+    "--clock-ghz": ("1.7",),
+    "--launch": ("0", "1099511627776"),
     "--time-limit": ("5",),
     "--memory-limit": ("0.5",),
 }
@@ -78,6 +79,7 @@ OTHER_OPTIONS = {
     "--install-skill": "reads no trace",
     "--annotate": "convert writes the same form",
     "--hlo": "a format of its own here",
+    "--merge": "of buffers, which are formats of their own here",
     "--labels": "a format of its own here",
     "--eager": "verbs above have it",
     "--graph": "verbs above have it",

@@ -147,6 +147,8 @@ def _with_graph_labels(tables: Tables, columns: dict[str, pl.Series], own: OwnCo
             # its node has other places but no label.
             without_label = rule.is_not_null() & changed["label"].is_null()
             reasons = _coded(_number("graph_no_label"), len(rule)).zip_with(rule.is_in(list(RULES)), rule)
+            of_run = (rule.is_in(list(RULES)) & _of_another_run(rule)).fill_null(value=False)
+            reasons = _coded(_number("graph_no_place"), len(rule)).zip_with(of_run, reasons)
             differ = (rule == "capture_shared").fill_null(value=False)
             reasons = _coded(_number("graph_captures_differ"), len(rule)).zip_with(differ, reasons)
             rules = reasons.zip_with(without_label, rules)
@@ -164,14 +166,18 @@ def _with_graph_labels(tables: Tables, columns: dict[str, pl.Series], own: OwnCo
     return changed
 
 
+def _of_another_run(rule: pl.Series) -> pl.Series:
+    """Whether a label was joined from a trace of another run or of the capture."""
+    return rule.cast(pl.String).str.contains("^(?:eager|capture)_")
+
+
 def _below_launch(around: pl.Series, around_rule: pl.Series, label: pl.Series, rule: pl.Series) -> pl.Series:
     """Appends captured labels to the path of the ranges around the graph launch.
 
     A captured label that already starts with that path is used as it is.
     """
     named = around_rule.is_in(["launch_ranges", "forward_op"]) & around.is_not_null()
-    from_eager = rule.cast(pl.String).str.contains("^(?:eager|capture)_").fill_null(value=True)
-    below = named & label.is_not_null() & ~from_eager
+    below = named & label.is_not_null() & ~_of_another_run(rule).fill_null(value=True)
     if not below.any():
         return label
     pairs = pl.DataFrame({"around": around, "label": label, "below": below})

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from thence.analysis.cuda_graphs.replayed_graph import ReplayedGraph
     from thence.trace import Trace
 
+_SHOWN_BY = ("label", "module", "op", "source")
+"""Kinds of places of nodes, of which the command that is suggested shows the first that is known."""
 _ENDINGS = (".json", ".json.gz", ".pftrace", ".perfetto-trace")
 
 _EXAMPLES = """\b
@@ -235,7 +237,8 @@ def _show(
     print_notes(screen, (*of_files, *trace.meta.warnings))
     for path in written:
         if path.lower().endswith((".json", ".json.gz")):
-            command = printable(f"thence report {shlex.quote(path)} --by label")
+            known = next((kind for kind in _SHOWN_BY if covered.places.get(kind)), None)
+            command = printable(f"thence report {shlex.quote(path)}" + (f" --by {known}" if known else ""))
             print_command(screen, Text.assemble(("next  ", "bold"), (command, "green")))
             print_table(screen, Text("      of the typical steps; the figures above are of the whole trace", "dim"))
 

@@ -1,7 +1,8 @@
 """The hardware counters of a recording: their names, units, and the metrics of CUPTI behind them.
 
 The table ``counters`` of a recording has a column for each of those that were sampled, and a row holds the amount of
-one sample: what a counter of the whole device counted from its start to its end.
+one sample: what a counter of the whole device counted from its start to its end. Where a producer states shares of a
+peak alone, the amount is time: the share times the length of the sample.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ class Counter:
 
     Attributes:
         name: of the column.
-        unit: of its values: cycles, instructions, bytes or joules.
-        metric: CUPTI's name of it; None where it does not come from CUPTI.
+        unit: of its values: cycles, instructions, bytes, joules or ns.
+        metric: CUPTI's name of it; None where a recording does not sample it by CUPTI.
         text: what it counts, in words.
     """
 
@@ -77,6 +78,12 @@ COUNTERS = (
     Counter("pcie_write_bytes", "bytes", "pcie__write_bytes.sum", "bytes that the device sent over PCIe"),
     Counter("nvlink_receive_bytes", "bytes", "nvlrx__bytes.sum", "bytes received over NVLink"),
     Counter("nvlink_transmit_bytes", "bytes", "nvltx__bytes.sum", "bytes sent over NVLink"),
+    Counter("sm_active_ns", "ns", None, "time in which multiprocessors held a warp, the mean over multiprocessors"),
+    Counter("tensor_active_ns", "ns", None, "time in which tensor cores worked, the mean over multiprocessors"),
+    Counter("dram_busy_ns", "ns", None, "time that the device's memory needs for what it did, at its peak"),
+    Counter("pcie_busy_ns", "ns", None, "time that PCIe needs for what it did, at its peak"),
+    Counter("nvlink_receive_ns", "ns", None, "time that NVLink needs for what was received, at its peak"),
+    Counter("nvlink_transmit_ns", "ns", None, "time that NVLink needs for what was sent, at its peak"),
     Counter("energy_joules", "joules", None, "energy that the device used, by NVML, in rows of their own"),
 )
 """All counters, in the order of their columns. Those that a chip lacks, or that were not asked for, have no column."""

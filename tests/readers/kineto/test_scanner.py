@@ -62,8 +62,9 @@ def test_recordings_are_scanned_and_give_the_same_columns(path: Path) -> None:
 
 ODD = (
     "", "null", '"', "\\", "é", "\u2028", "𝄞", "\x7f", "\x00", "a" * 40, "X", "M", "s", "B", "thread_name", "kernel",
-    "cpu_op", "fwdbwd", "cuda_sync", "Trace", "1", "1.5",
+    "cpu_op", "fwdbwd", "cuda_sync", "Trace", "1", "1.5", "GPU 0 Counters",
 )  # fmt: skip
+CATEGORIES = ("kernel", "cpu_op", "cuda_runtime", "fwdbwd", "cuda_sync", "Trace", "hardware_counters")
 odd_texts = st.lists(st.sampled_from(ODD), max_size=3).map("".join)
 odd_integers = st.sampled_from(
     [0, 1, -1, 7, 10**15, 10**18, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2**64 - 1, 2**64, 10**30]
@@ -91,8 +92,8 @@ ARGUMENTS = {
 objects = st.fixed_dictionaries(
     {},
     optional={
-        "ph": st.sampled_from("XXXXMsfB") | odd_values,
-        "cat": st.sampled_from(["kernel", "cpu_op", "cuda_runtime", "fwdbwd", "cuda_sync", "Trace"]) | odd_values,
+        "ph": st.sampled_from("XXXXMsfBCC") | odd_values,
+        "cat": st.sampled_from(CATEGORIES) | odd_values,
         "name": odd_texts | odd_values,
         "pid": integers | odd_texts,
         "tid": integers | odd_texts,

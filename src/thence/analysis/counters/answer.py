@@ -46,8 +46,15 @@ _RATES = {
     "nvlink_receive_bytes": ("NVLink in GB/s", 1.0), "nvlink_transmit_bytes": ("NVLink out GB/s", 1.0),
 }  # fmt: skip
 """Amounts that a table shows in a ns of the time that was sampled, with heading and divisor."""
+_SHARES = {
+    "tensor_active_ns": "tensor cores active", "dram_busy_ns": "memory busy", "pcie_busy_ns": "PCIe busy",
+    "nvlink_receive_ns": "NVLink in busy", "nvlink_transmit_ns": "NVLink out busy",
+}  # fmt: skip
+"""Amounts of time that it shows as a share of the time that was sampled, with heading."""
 _SHOWN = {"padding": ("padding", ".3f"), "sm_active_share": ("SMs active", ".1%"), "warps_per_sm": ("warps", ".1f"),
           "watts": ("watts", ",.0f")}  # fmt: skip
+_SAID = {"sm_active_ns": "the multiprocessors active", "dram_busy_ns": "memory's peak"}
+"""Amounts of time that a page of findings states as a share."""
 _MAX_LEFT_OUT = 4
 _MAX_APART = 0.05
 """Share of the time from the first step to the last one that may be in no step, where energy is that of steps."""
@@ -66,7 +73,7 @@ class Counters:
         energy: of each device with readings of its energy: rank, device, joules, total_ns, the number of whole steps in
             that time, and joules_per_step: energy from the first of them to the last, by their number. Null where steps
             are not long against the time between readings, or other work lies between them.
-        left_out: counter and text: which counters could not be sampled, and why.
+        left_out: counter and text: which counters could not be sampled or are not read, and why.
         trouble: sentences about what was asked for and is missing.
         interval_ns: length of the samples; None if unknown.
         tensor_flop: FLOP of 16-bit types in a cycle of tensor cores, if it is known and the same of all devices.
@@ -102,7 +109,7 @@ class Counters:
         if self.left_out:
             names = ", ".join(f"{name} ({text})" for name, text in self.left_out[:_MAX_LEFT_OUT])
             more = len(self.left_out) - _MAX_LEFT_OUT
-            yield f"hardware counters that were not sampled: {names}" + (f" and {more} more" if more > 0 else "")
+            yield f"hardware counters that are left out: {names}" + (f" and {more} more" if more > 0 else "")
         for row in self.energy.iter_rows(named=True):
             per_step = row["joules_per_step"]
             yield (
@@ -118,7 +125,7 @@ class Counters:
                 f"{several(hidden, 'counted figure')} of places are left out: their 95 % interval is wider than "
                 f"{format_share(COUNTER_ERROR_SHARE, 1)} of them on each side"
             )
-        if measured["dram_write_bytes"].null_count() < measured.height:
+        if any(measured[name].null_count() < measured.height for name in ("dram_write_bytes", "dram_busy_ns")):
             yield WRITES
 
     def said(self, by_row: pl.DataFrame) -> str:
@@ -135,6 +142,9 @@ class Counters:
         if {"dram_read_bytes", "dram_write_bytes"} <= totals.keys():
             moved = totals["dram_read_bytes"] + totals["dram_write_bytes"]
             rates.append(f"{moved / lasting:,.0f} GB/s of memory")
+        rates += [
+            f"{format_share(totals[name] / lasting, 1)} of {what}" for name, what in _SAID.items() if name in totals
+        ]
         text = f"the hardware counted {' and '.join(rates)} while it was sampled" if rates else ""
         padded = by_row.filter(pl.col("padding") >= _PADDED).sort("flop", descending=True, nulls_last=True)
         if text and padded.height:
@@ -247,6 +257,10 @@ def figures_as_text(measured: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, str
         rate = measured[name] / measured["sampled_ns"] / unit
         columns.append(_texts(rate, measured["error"].struct.field(name), ",.1f").alias(name))
         headings[name] = heading
+    for name, heading in _SHARES.items():
+        share = measured[name] / measured["sampled_ns"]
+        columns.append(_texts(share, measured["error"].struct.field(name), ".1%").alias(name))
+        headings[name] = heading
     for name, (heading, form) in _SHOWN.items():
         columns.append(_texts(measured[name], measured["error"].struct.field(name), form).alias(name))
         headings[name] = heading
@@ -260,5 +274,5 @@ def figures_as_text(measured: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, str
 
 def _texts(values: pl.Series, errors: pl.Series, form: str) -> pl.Series:
     pairs = zip(values.to_list(), errors.to_list(), strict=True)
-    texts = [None if value is None else f"{value:{form}} ±{100 * (error or 0):.1f} %" for value, error in pairs]
-    return pl.Series(texts, dtype=pl.String)
+    texts = [None if value is None else f"{value:{form}} ±{100 * (error or 0):.1f}%" for value, error in pairs]
+    return pl.Series(texts, dtype=pl.String).str.replace_all("%", " %", literal=True)

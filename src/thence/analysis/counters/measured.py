@@ -39,8 +39,9 @@ SCHEMA = {
 """Columns of `measured`. sampled_ns: time in samples, of activities that run together each. sampled_share: of the
 place's time. clock_mhz: mean clock of the multiprocessors in that time. flop: of tensor cores. padding: flop over what
 the program asked for, of activities of 16-bit types with a model; 1.05 is 5 % more. sm_active_share: mean share of
-multiprocessors that held a warp. warps_per_sm: mean warps that a multiprocessor held. watts: energy_joules over the
-place's time in samples of energy. error: half of the 95 % interval, as a share of each figure."""
+multiprocessors that held a warp, of cycles, or else of time. warps_per_sm: mean warps that a multiprocessor held.
+watts: energy_joules over the place's time in samples of energy. error: half of the 95 % interval, as a share of each
+figure."""
 _NORMAL_95 = 1.96
 _SIXTEEN_BITS = ("bfloat16", "float16")
 _KNOWN_SHARE = 0.999
@@ -236,9 +237,12 @@ def _figure(summed: _Sums, name: str) -> tuple[Float64, Float64] | None:
         flop = summed.amount["tensor_cycles"] * per_cycle
         whole = (known >= _KNOWN_SHARE) | (summed.amount["tensor_cycles"] == 0)
         return np.where(whole & _seen(summed, name), flop, np.nan), summed.error("tensor_cycles")
+    in_time = "sm_active_cycles" not in summed.amount
     dividend, divisor, error = {
         "padding": ("padded_cycles", "asked_cycles", "tensor_cycles"),
-        "sm_active_share": ("sm_active_cycles", "all_sm_cycles", "sm_active_cycles"),
+        "sm_active_share": ("sm_active_ns", "sampled_ns", "sm_active_ns")
+        if in_time
+        else ("sm_active_cycles", "all_sm_cycles", "sm_active_cycles"),
         "warps_per_sm": ("warps", "all_sm_cycles", "warps"),
         "watts": (ENERGY, "energy_ns", ENERGY),
     }.get(name, ("", "", ""))

@@ -4,6 +4,7 @@
 - tensor cores: FLOP of 16-bit types that they executed / what the peak allows in the time
 - memory: bytes read and written / what the bandwidth allows in the time
 - clock: that of the multiprocessors / the highest one that was sampled
+- where the producer states shares alone, these
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ USE = {
     "share": pl.Float64(),
 }  # fmt: skip
 """Columns of `use_over_time`; counter: what is used, and its limit."""
+_SHARES = {
+    "sm_active_share": "SMs active", "tensor_share": "tensor cores active", "memory_share": "memory, of its peak",
+}  # fmt: skip
+"""Figures that are shares already."""
 _MAX_VALUES = 20_000
 """Most values of one counter of a device; with more, neighbours in a window become one."""
 
@@ -73,8 +78,8 @@ def _limit(figure: str, peaks: Peaks | None, highest: float) -> tuple[str, float
         peaks: of the device.
         highest: of the figure, in any sample.
     """
-    if figure == "sm_active_share":
-        return "SMs active", 1.0
+    if figure in _SHARES:
+        return _SHARES[figure], 1.0
     if figure == "clock_mhz":
         return f"clock, of {highest:,.0f} MHz", highest
     if figure == "tensor_tflops":

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
     from thence.model.counter_names import Counter
 
-_UNITS = {"bytes": ("GB/s", 1.0), "joules": ("W", 1e9)}
+_UNITS = {"bytes": ("GB/s", 1.0), "joules": ("W", 1e9), "ns": ("%", 100.0)}
 """Unit of a rate by that of the amount, and what a rate in a ns is multiplied by."""
 
 

@@ -30,7 +30,9 @@ FIGURES = {
     "clock_mhz": ("clock", ",.0f", " MHz"),
     "sm_active_share": ("multiprocessors active", ".1%", ""),
     "tensor_tflops": ("tensor cores", ",.1f", " TFLOP/s"),
+    "tensor_share": ("tensor cores active", ".1%", ""),
     "memory_gbps": ("memory", ",.0f", " GB/s"),
+    "memory_share": ("memory", ".1%", " of its peak"),
     "joules_per_step": ("energy", ",.4g", " J a step"),
 }
 """What is compared: its name in a sentence, its format and its unit. Rates are means over the time of the samples, in

@@ -65,7 +65,7 @@ def _renumbered(piece: Arrays, names: dict[str, int], lanes: dict[Any, int], sai
     for key, values in columns.items():
         if key.endswith(".lane") and isinstance(values, np.ndarray):
             columns[key] = lane.take(values)
-        elif key in ("gpu.name", "host.name", "host.kernel", "host.metadata", "host.inputs"):
+        elif key in ("gpu.name", "host.name", "host.kernel", "host.metadata", "host.inputs", "counter.name"):
             columns[key] = name.take(values)
         elif key == "gpu.annotation":
             columns[key] = annotation.take(values)

@@ -12,7 +12,9 @@ without Polars.
 
 from __future__ import annotations
 
+import re
 import threading
+from array import array
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass
@@ -86,6 +88,7 @@ RECORDED_CATEGORIES = tuple(dict.fromkeys(_HOST.values()))
 _UNPAIRED = ("B", "E")
 _WAITING = ("cuda_sync", "cuda_event")
 _INSTANT = "cpu_instant_event"
+_COUNTERS = "hardware_counters"
 MEMORY_EVENTS = ("[memory]", "[OutOfMemory]")
 """Names of events about memory: a change of what an allocator handed out, and an allocation that failed."""
 _MEMORY_FIELDS = ("memory_bytes", "address", "allocated", "reserved", "device_type", "device_id")
@@ -274,6 +277,7 @@ def decode(piece: bytes | memoryview, *, annotated: bool = False) -> Columns:
         ``joined.*``: labels of graphed activities that thence wrote, with their ``gpu`` row.
         ``waiting.*``: facts about calls that wait, and about CUDA events that are recorded or waited for.
         ``memory.*``: changes of allocated memory, and allocations that failed (``kind``: index in `MEMORY_EVENTS`).
+        ``counter.*``: values of hardware counters, with the ``device`` and the ``start`` of their sample.
         ``thread.*``: named threads. ``categories``: the categories that occur.
         ``events``, ``damaged``, ``timeless``, ``unpaired``: number of all events, and of events that are
         left out because they could not be read, had no start, or were begin/end events.
@@ -322,10 +326,11 @@ def _columns(rows: Rows, damaged: int, *, annotated: bool) -> Columns:
     host = _Complete.of(rows, np.flatnonzero((numbers >= _FIRST_HOST) & (numbers < _FLOW)), numbers)
     others = rows.chosen(np.flatnonzero(numbers == _OTHER))
     names, lanes = _Codes(), _Codes()
+    counters, timeless = _counters(others, names)
     columns: Columns = {
         "events": len(rows) + damaged,
         "damaged": damaged,
-        "timeless": gpu.timeless + host.timeless,
+        "timeless": gpu.timeless + host.timeless + timeless,
         "unpaired": gpu.unpaired + host.unpaired + _unpaired(others),
     }
     columns |= _prefixed("gpu", _common(gpu, names, lanes) | _gpu(gpu))
@@ -338,6 +343,7 @@ def _columns(rows: Rows, damaged: int, *, annotated: bool) -> Columns:
     columns |= _prefixed("flow", _flows(rows.chosen(np.flatnonzero(numbers == _FLOW)), lanes))
     columns |= _prefixed("waiting", _waiting(rows.chosen(np.flatnonzero(numbers == _WAITS))))
     columns |= _prefixed("memory", _memory(rows.chosen(np.flatnonzero(numbers == _INSTANTS)), lanes))
+    columns |= _prefixed("counter", counters)
     columns |= _prefixed("thread", _threads(others, lanes))
     columns |= _prefixed("collective", _collectives({"gpu": gpu.rows, "host": host.rows}))
     columns |= _prefixed("joined", _graph_label_columns(gpu.rows))
@@ -468,6 +474,51 @@ def _memory(instants: Rows, lanes: _Codes) -> Columns:
     return {key: values[timed] for key, values in columns.items()}
 
 
+def _counters(others: Rows, names: _Codes) -> tuple[Columns, int]:
+    """Values of hardware counters, and how many samples have no time.
+
+    Kineto writes an event for each sample, with a category and the device as process. Cuspy writes one for each
+    sample and counter, whose process is a text that names the device.
+    """
+    phase, phases = others.coded("ph")
+    rows = others.chosen(np.flatnonzero(np.array([text == "C" for text in phases], np.bool_)[phase]))
+    process, processes = rows.coded("pid")
+    category, categories = rows.coded("cat")
+    named = np.array([isinstance(pid, str) for pid in processes], np.bool_)[process]
+    device = np.array([_counted_device(pid) for pid in processes], np.int32)[process]
+    known = named | np.array([text == _COUNTERS for text in categories], np.bool_)[category]
+    chosen = np.flatnonzero(known & (device >= 0))
+    rows, device = rows.chosen(chosen), device[chosen]
+    start = possible(rows.times("ts"))
+    timed = np.flatnonzero(start != NO_TIME_NS)
+    row, name, value = array("q"), array("i"), array("d")  # a file may hold a million of them
+    for number, sample in zip(timed.tolist(), _decoded_samples(rows.texts(timed)), strict=True):
+        for counter, counted in sample.args.items():
+            if type(counted) in (int, float) and abs(counted) < _MAX_VALUE:
+                row.append(number)
+                name.append(names[counter or sample.name])
+                value.append(counted)
+    of_sample = np.array(row, np.int64)
+    columns = {"device": device[of_sample], "start": start[of_sample], "name": np.array(name, np.int32)}
+    return columns | {"value": np.array(value, np.float64)}, len(rows) - len(timed)
+
+
+def _decoded_samples(texts: list[bytes]) -> list[_Sample]:
+    """Samples of counters; an empty one for each that had to be repaired."""
+    try:
+        return _samples.decode(b"[" + b",".join(texts) + b"]")
+    except _NO_COLUMNS:
+        return [_decoded_samples([text])[0] if len(texts) > 1 else _Sample() for text in texts]
+
+
+def _counted_device(process: int | str) -> int:
+    """The device of a process of counters; -1 if there is none."""
+    if isinstance(process, str):
+        named = _COUNTED.fullmatch(process)
+        return int(named[1]) if named else -1
+    return process if 0 <= process < _MAX_DEVICE else -1
+
+
 def _threads(others: Rows, lanes: _Codes) -> Columns:
     labelled = others.chosen(others.given("label"))
     is_name = [e.ph == "M" and e.name == "thread_name" and isinstance(e.args.label, str) for e in labelled.events()]
@@ -519,6 +570,18 @@ def _number(value: object) -> int:
 
 def _text_or_empty(value: object) -> str:
     return value if isinstance(value, str) else ""
+
+
+class _Sample(msgspec.Struct, gc=False):
+    """The fields of a sample of hardware counters."""
+
+    name: str = ""
+    args: dict[str, Any] = {}
+
+
+_samples = msgspec.json.Decoder(list[_Sample])
+_COUNTED = re.compile(r"GPU (\d{1,4}) Counters")
+_MAX_DEVICE, _MAX_VALUE = 10_000, 1e30
 
 
 class DeviceArgs(msgspec.Struct, frozen=True, gc=False):

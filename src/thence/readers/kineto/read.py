@@ -20,6 +20,7 @@ from thence.parallel import give_back_memory
 from thence.readers.host_ranges import IS_API_CALL, category_of, host_order, ranges_among_ops
 from thence.readers.kineto import metadata as describe
 from thence.readers.kineto.collecting import collected
+from thence.readers.kineto.counters import counters_of
 from thence.readers.kineto.early_start import Begun
 from thence.readers.kineto.envelope import INLINE_ANNOTATED
 from thence.readers.kineto.event_structs import MISSING
@@ -121,12 +122,12 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     gpu_order, host_order = _gpu_order(gpu), _host_order(host, lanes)
     flows, threads, moved = (of_table.pop(name) for name in ("flow", "thread", "collective"))
     places, sentences = graph_places(of_table.pop("joined"), annotated, gpu_order)
-    warnings += [f"{source.name}: {text}" for text in sentences]
     on_host = np.isin(threads["lane"], _distinct(host["lane"], len(columns["lanes"])))
     calls = waiting_calls(host, host_order, columns["names"])
-    of_memory, sentences = memory_tables(of_table.pop("memory"), lanes)
-    warnings += [f"{source.name}: {text}" for text in sentences]
+    of_memory, more = memory_tables(of_table.pop("memory"), lanes)
+    warnings += [f"{source.name}: {text}" for text in (*sentences, *more)]
     ran_on = describe.accelerator(metadata, columns["categories"], columns["names"])
+    counters, counted = counters_of(of_table.pop("counter"), names, used := _used_devices(gpu, gpu_order), rank)
     tables = Tables(
         gpu=gpu_frame(gpu, gpu_order, names),
         host=host_frame(host, host_order, lanes, names, flows),
@@ -138,8 +139,8 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         inputs=(source.name,),
         formats=(NAME,),
         epoch_ns=describe.epoch_ns(metadata, _earliest(tables)),
-        facts=(describe.facts(metadata) | ran_on,),
-        devices=describe.described_devices(metadata, _used_devices(gpu, gpu_order), describe.node_of(source.name)),
+        facts=(describe.facts(metadata) | ran_on | counted,),
+        devices=describe.described_devices(metadata, used, describe.node_of(source.name)),
         process_groups=describe.process_groups(metadata),
         warnings=tuple(warnings),
         losses=lost,
@@ -147,7 +148,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     )
     said = waiting_facts(of_table.pop("waiting"), np.unique(gpu["rank"]).tolist())
     _give_back(source)
-    return with_waiting(dataclasses.replace(tables, meta=meta, **of_memory), said, calls)
+    return with_waiting(dataclasses.replace(tables, meta=meta, counters=counters, **of_memory), said, calls)
 
 
 def _decoded_columns(begun: Begun, progress: Callable[[int], None]) -> Arrays:

@@ -524,8 +524,8 @@ def graph_places(joined: Arrays, annotated: Written, gpu_order: Array) -> tuple[
     columns |= {name: _integers(joined[name], 0) for name in ("node", "nodes")}
     rows = _row_after(joined["gpu"], gpu_order)
     labelled, rule = columns["label"].is_not_null(), columns["rule"]
-    # Rules that this version does not know, or that contradict the presence or absence of a label.
-    unknown = ~rule.is_in(list(RULES)).zip_with(labelled, rule.is_in(_GRAPH_REASONS))
+    # Rules that this version does not know, and reasons why there is no label where there is one.
+    unknown = ~(rule.is_in(list(RULES)) | (rule.is_in(_GRAPH_REASONS) & ~labelled))
     in_trace = pl.Series(["in_trace"]).new_from_index(0, len(rule))
     reason = pl.Series(["graph_not_joined"]).new_from_index(0, len(rule))
     columns["rule"] = in_trace.zip_with(labelled, reason).zip_with(unknown, rule)

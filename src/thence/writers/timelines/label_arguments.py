@@ -1,7 +1,7 @@
 """Labels and metadata of marks as arguments of Kineto events, under names that thence's reader knows.
 
-An event of an activity in a CUDA graph has ``label_rule``: the code of how the label was joined, or of the reason
-why there is no label. In the latter case ``label_detail`` may have more about the reason. Other arguments are
+An event of an activity in a CUDA graph has ``label_rule``: the code of how its label or other places were joined, or of
+the reason why there are none. In the latter case ``label_detail`` may have more about the reason. Other arguments are
 ``label``, ``module``, ``op`` ... as far as the joined label has them, ``lane``, ``label_confidence`` for alignments,
 and ``annotations`` with the other metadata of marks at capture. ``operator``, ``operator_inputs``, ``operator_node``
 and ``operator_nodes`` are the call that launched the activity, as in ``graph_places``. Collectives are described under
@@ -40,12 +40,11 @@ def graph_arguments(trace: Attributed, *, collectives: bool) -> pl.DataFrame:
     joined = trace.graph_places
     whole = trace.places.select("label", "label_rule", "lane", "metadata")[joined["gpu"]]
     # `label` and `lane` are those of `trace.places`; other places are written if the joined label has them.
-    # Without a label, `label_rule` is the reason for that.
+    # `label_rule` is that of the label, of which only the ranges around the launch may be known.
     shown = joined.with_columns(whole.select("label", "lane"))
     texts = [_member(shown[name], name) for name in _PLACES]
-    rule = pl.when(joined["label"].is_null()).then(whole["label_rule"].cast(pl.String)).otherwise(
-        joined["rule"].cast(pl.String)
-    )  # fmt: skip
+    of_launch = joined["label"].is_null() & whole["label"].is_not_null()
+    rule = pl.when(of_launch).then(whole["label_rule"].cast(pl.String)).otherwise(joined["rule"].cast(pl.String))
     rules = joined.select(rule.alias("label_rule")).to_series()
     confidence = joined.select(
         pl.concat_str(pl.lit(', "label_confidence": '), pl.col("confidence").round(4).cast(pl.String))
