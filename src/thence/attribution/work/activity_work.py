@@ -74,11 +74,7 @@ def activity_work(trace: Attributed) -> pl.DataFrame:
     }
     known = {rule: calls for rule, calls in every.items() if not calls.is_empty()} or {"said": every["said"]}
     sources = {rule: _shared(activities, calls.cast(_SHARED)) for rule, calls in known.items()}  # type: ignore[arg-type]
-    columns = [
-        values.alias(f"{name}_{rule}")
-        for rule, shared in sources.items()
-        for name, values in shared.items()
-    ]
+    columns = [values.alias(f"{name}_{rule}") for rule, shared in sources.items() for name, values in shared.items()]
     names = list(sources)
 
     def first(column: str) -> pl.Expr:
