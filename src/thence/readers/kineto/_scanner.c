@@ -643,7 +643,7 @@ static PyObject *scanner_parents(PyObject *self, PyObject *arguments) {
 static int32_t find_order(const int32_t *number, int32_t *code, size_t rows, int32_t *code_of, int32_t *order) {
     int32_t count = 0;
     for (size_t row = 0; row < rows; row++) {
-        int32_t *known = &code_of[number[row] + 1]; /* code + 1; 0 for none */
+        int32_t *known = &code_of[number[row]]; /* code + 1; 0 for none */
         if (!*known) order[count] = number[row], *known = ++count;
         code[row] = *known - 1;
     }
@@ -670,7 +670,7 @@ static PyObject *scanner_in_order(PyObject *self, PyObject *arguments) {
         uint8_t *order = malloc((room + 1) * sizeof *code_of);
         if (code_of && order) {
             Py_BEGIN_ALLOW_THREADS
-            count = find_order(numbers, code.buf, rows, code_of, (int32_t *)order);
+            count = find_order(numbers, code.buf, rows, code_of + 1, (int32_t *)order);
             Py_END_ALLOW_THREADS
             result = memory_of(&order, (size_t)count * sizeof *code_of, 0);
         } else PyErr_NoMemory();
