@@ -341,7 +341,6 @@ def test_columns_that_cannot_be_renumbered_are_refused(numbers: list[int], codes
         compiled.in_order(np.array(numbers, np.int32), np.empty(codes, np.int32))
 
 
-
 @pytest.mark.usefixtures("no_processes")
 @pytest.mark.parametrize("ahead", [False, True])
 def test_threads_give_the_same_tables(small: Path, ahead: bool) -> None:
