@@ -429,15 +429,15 @@ def chain_to(parent: Int64, rows: Int64, wanted: Mask) -> Int64:
     if not wanted.any():
         return np.full(len(rows), NO_ROW, np.int64)
     result = rows.copy()
-    climbing = np.flatnonzero(result >= 0)
-    climbing = climbing[~wanted[result[climbing]]]
+    climbing = np.flatnonzero((rows >= 0) & ~wanted[rows])
+    at = rows[climbing]
     spent = 0
     while len(climbing) and spent <= _MAX_CLIMBED * len(parent):
         spent += len(climbing) + _ROUND
-        up = parent[result[climbing]]
-        result[climbing] = up
-        climbing = climbing[up >= 0]
-        climbing = climbing[~wanted[result[climbing]]]
+        at = parent[at]
+        goes_on = (at >= 0) & ~wanted[at]
+        result[climbing] = at
+        climbing, at = climbing[goes_on], at[goes_on]
     if len(climbing):  # very deep: switch from single steps to pointer doubling over all rows
         result[climbing] = _nearest(parent, wanted)[result[climbing]]
     return result

@@ -107,6 +107,15 @@ def numbered(values: Int64) -> tuple[Int64, Int64]:
     return table[place], first
 
 
+def numbered_together(*columns: Int64) -> tuple[Int64, Int64]:
+    """As `numbered`, of the distinct combinations of the values of several columns."""
+    number, first = numbered(columns[0])
+    for values in columns[1:]:
+        other, others = numbered(values)
+        number, first = numbered(number * max(len(others), 1) + other)
+    return number, first
+
+
 def trie(parent: Int64, code: Int64) -> tuple[Int64, Int64]:
     """The prefix tree of trees: rows with equal sequences of codes from the root share a node.
 

@@ -325,6 +325,22 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes.Processes, "start", refused)
 
 
+@given(st.lists(st.integers(-1, 9)))
+def test_numbers_are_renumbered_in_the_order_of_their_first_appearance(numbers: list[int]) -> None:
+    compiled: Any = SCANNER.load()
+    column, codes = np.array(numbers, np.int32), np.empty(len(numbers), np.int32)
+    order = np.frombuffer(compiled.in_order(column, codes), np.int32)
+    assert order.tolist() == list(dict.fromkeys(numbers))
+    assert order[codes].tolist() == numbers
+
+
+@pytest.mark.parametrize(("numbers", "codes"), [([-2], 1), ([0, 1], 1), ([], 1)])
+def test_columns_that_cannot_be_renumbered_are_refused(numbers: list[int], codes: int) -> None:
+    compiled: Any = SCANNER.load()
+    with pytest.raises(ValueError, match="int32"):
+        compiled.in_order(np.array(numbers, np.int32), np.empty(codes, np.int32))
+
+
 @pytest.mark.usefixtures("no_processes")
 @pytest.mark.parametrize("ahead", [False, True])
 def test_threads_give_the_same_tables(small: Path, ahead: bool) -> None:

@@ -39,6 +39,8 @@ from thence.analysis.selection.windows import busy_in_windows, cut_to_windows, u
 from thence.analysis.steps.plain_step import of_some_steps, plain_step, why_no_plain_step
 from thence.analysis.steps.windows import OUTLIER, RULES, Steps, basis_of, left_out_of_windows, selected_steps
 from thence.errors import MissingData
+from thence.model.columns import mask_of
+from thence.model.grouped_intervals import numbered
 from thence.model.tables import ENDLESS, NO_STEPS
 from thence.model.thresholds import MAX_HOST_RANGES, SAMPLED_HOST_RANGES, SHOWN_SHARE
 from thence.units import format_ns, several
@@ -414,10 +416,10 @@ def headline_of_summaries(
         """The share of each cause in some windows."""
         if figures is None:
             return None
-        numbered = some.select("rank", "device", "step", "duration").with_row_index("window")
-        sums = summaries["idle"].filter(pl.col("by") == "cause").join(numbered, on=["rank", "device", "step"])
+        counted = some.select("rank", "device", "step", "duration").with_row_index("window")
+        sums = summaries["idle"].filter(pl.col("by") == "cause").join(counted, on=["rank", "device", "step"])
         sums = sums.group_by(pl.col("cause").cast(pl.String), "window").agg(ns=pl.col("total_ns").sum())
-        return _median_shares(sums, numbered)
+        return _median_shares(sums, counted)
 
     causes = causes_in(windows)
     if figures is not None and (plain := plain_step(times)) is not None:
@@ -748,9 +750,15 @@ def _moments(trace: Attributed) -> pl.DataFrame:
     """
     end = (pl.col("start") + pl.col("duration")).max()
     moments = (pl.col("start").min().alias("begun"), end.alias("ended"))
-    launching = trace.host[trace.places["launch"].drop_nulls().unique()].select("rank", "process").unique()
-    own = trace.host.lazy().filter(pl.col("category") != "overhead")
-    of_program = own.group_by("rank", "process").agg(moments).collect()
+    number, processes = numbered(trace.host, "rank", "process")
+    launching = processes[np.unique(number[trace.places["launch"].drop_nulls().to_numpy()])]
+    own = mask_of(trace.host["category"] != "overhead")
+    start, length = (trace.host[name].to_numpy()[own] for name in ("start", "duration"))
+    number = number[own]
+    first = np.flatnonzero(np.append(True, number[1:] != number[:-1]))[: len(number)]  # rows are in order of processes
+    of_program = processes[number[first]].with_columns(
+        begun=np.minimum.reduceat(start, first), ended=np.maximum.reduceat(start + length, first)
+    )
     others = of_program.join(launching, on="rank", how="semi").join(launching, on=["rank", "process"], how="anti")
     of_program = of_program.join(others, on=["rank", "process"], how="anti").drop("process")
     both = pl.concat([trace.gpu.group_by("rank").agg(moments), of_program])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from thence.attribution.host_rows import gathered
 from thence.attribution.work.data_types import data_types
 from thence.attribution.work.flop import FLOP
 from thence.attribution.work.instruction_work import instruction_work
@@ -21,10 +22,14 @@ from thence.attribution.work.said import said_work
 from thence.attribution.work.served_attention import SERVED_ATTENTION, served_attention
 from thence.attribution.work.traffic import traffic_of
 from thence.model.attributed import of_each_activity
-from thence.model.names import ON_DEVICE, matching
+from thence.model.columns import name_codes, values_or
+from thence.model.intervals import NO_ROW
+from thence.model.names import ON_DEVICE, among, distinct_names, matching
 from thence.model.peaks import DTYPES
+from thence.model.trees import numbered, numbered_together
 
 if TYPE_CHECKING:
+    from thence.model.arrays import Int64
     from thence.model.attributed import Attributed
 
 RULES = ("said", "hlo", "operator", "graph_operator", "copy")
@@ -43,7 +48,10 @@ _DATA_TYPE_BYTES = {"float64": 8, "float32": 4, "tf32": 4, "bfloat16": 2, "float
 """Bytes of an element by the data type in which a kernel computes."""
 _ELEMENT_SIZE = r"OpaqueType<([0-9]{1,2})u?>"
 """In names of PyTorch's kernels that move elements of any type: their bytes."""
-_SHARED: dict[str, Any] = {"index": pl.UInt32(), "flop": pl.Float64(), "traffic": pl.Float64(), "type": pl.String()}
+_SHARED: dict[str, Any] = {
+    "index": pl.UInt32(), "call": pl.UInt32(), "flop": pl.Float64(), "traffic": pl.Float64(), "type": WORK["dtype"]
+}  # fmt: skip
+"""The work of calls: of each activity the number of its call, and the FLOP, bytes and data type of the whole call."""
 
 
 @of_each_activity
@@ -56,20 +64,17 @@ def activity_work(trace: Attributed) -> pl.DataFrame:
     if trace.work is not None:
         return trace.work
     activities = trace.gpu.select(
-        "kind", "duration", "bytes", "name", copied=pl.col("kind").is_in(["memcpy", "memset"]), dtype=data_types(trace)
-    ).with_row_index()
-    result = activities.select("index")
+        "duration", "bytes", "name", copied=pl.col("kind").is_in(["memcpy", "memset"]), dtype=_types(data_types(trace))
+    )
     every = {
         "said": said_work(trace),
         "hlo": _of_instructions(trace),
         "operator": _of_calls(activities, calls_of_operators(trace), trace.places["step"]),
         "graph_operator": _of_calls(activities, calls_in_graphs(trace), trace.places["step"]),
     }
-    sources = {rule: calls for rule, calls in every.items() if not calls.is_empty()} or {"said": every["said"]}
-    for rule, calls in sources.items():
-        columns = {name: f"{name}_{rule}" for name in ("flop", "traffic", "type")}
-        shared = _shared(activities, calls).with_columns(pl.lit(value=True).alias(f"called_{rule}")).rename(columns)
-        result = result.join(shared, on="index", how="left", maintain_order="left")
+    known = {rule: calls for rule, calls in every.items() if not calls.is_empty()} or {"said": every["said"]}
+    sources = {rule: _shared(activities, calls.cast(_SHARED)) for rule, calls in known.items()}  # type: ignore[arg-type]
+    columns = [values.alias(f"{name}_{rule}") for rule, shared in sources.items() for name, values in shared.items()]
     names = list(sources)
 
     def first(column: str) -> pl.Expr:
@@ -83,35 +88,43 @@ def activity_work(trace: Attributed) -> pl.DataFrame:
         for rule in names
     ]
     return (
-        activities.hstack(result.drop("index"))
+        activities.hstack(columns)
         .select(
-            called=pl.any_horizontal(pl.col(f"called_{rule}").fill_null(value=False) for rule in names),
+            called=pl.any_horizontal(f"called_{rule}" for rule in names),
             flop=pl.when(~pl.col("copied")).then(first("flop")),
             bytes=pl.when("copied").then(own).otherwise(first("traffic")),
-            dtype=pl.when(~pl.col("copied")).then(pl.coalesce(first("type"), pl.col("dtype").cast(pl.String))),
+            dtype=pl.when(~pl.col("copied")).then(pl.coalesce(first("type"), "dtype")),
             work_rule=pl.when("copied").then(pl.lit("copy")).otherwise(pl.coalesce(rules)),
         )
         .select(pl.col(name).cast(dtype) for name, dtype in WORK.items())
     )
 
 
-def _shared(activities: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+def _types(names: pl.Series) -> pl.Series:
+    """Data types by their names (Categorical)."""
+    number, row = numbered(name_codes(names))
+    return names.gather(row).cast(pl.String).cast(WORK["dtype"]).gather(number)
+
+
+def _shared(activities: pl.DataFrame, calls: pl.DataFrame) -> dict[str, pl.Series]:
     """The part of each activity in the work of its call, by its share of the time of the call's kernels.
 
     Parts are whole numbers that add up to the work of the call. The type is that of the call's inputs. Of float32,
     which can be multiplied in TF32, and of unknown types the name of the longest kernel decides.
 
     Args:
-        activities: index, duration, copied and dtype.
+        activities: duration, copied and dtype.
         calls: index of an activity, call (any number), flop, traffic and type of the whole call.
+
+    Returns:
+        flop, traffic and type of each activity, null where unknown, and called: whether it is one of a call.
     """
-    timed = calls.join(activities.select("index", "duration", "copied", "dtype"), on="index").sort("call", "index")
-    if timed.is_empty():
-        return pl.DataFrame(schema=_SHARED)
-    call, copied = (timed[name].to_numpy() for name in ("call", "copied"))
-    time = np.where(copied, 0, timed["duration"].to_numpy())
-    first = np.flatnonzero(np.append(True, call[1:] != call[:-1]))
-    size = np.diff(np.append(first, len(call)))
+    calls, first, size = _in_order(calls)
+    call, index = (calls[name].to_numpy() for name in ("call", "index"))
+    place = np.full(activities.height, NO_ROW, np.int64)
+    place[index] = np.arange(len(index))
+    copied = activities["copied"].to_numpy()[index]
+    time = np.where(copied, 0, activities["duration"].to_numpy()[index])
     until = np.cumsum(time)
     until -= np.repeat(until[first] - time[first], size)
     whole = np.repeat(until[first + size - 1], size)
@@ -120,52 +133,61 @@ def _shared(activities: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     takes_part = (whole > 0) & ~copied
 
     def part(work: str) -> pl.Series:
-        reached = np.rint(timed[work].to_numpy() * reached_share)
-        before = np.append(0.0, reached[:-1])
+        reached = np.rint(calls[work].to_numpy() * reached_share)
+        before = np.append(0.0, reached)[:-1]
         before[first] = 0
         return pl.Series(np.where(takes_part, reached - before, np.nan)).fill_nan(None)
 
     longest = np.lexsort((np.where(copied, -1, time), call))[first + size - 1]
-    named = timed["dtype"].cast(pl.String).gather(np.repeat(longest, size))
+    named = activities["dtype"].gather(np.repeat(index[longest], size))
     decided = pl.when(pl.col("type").ne_missing("float32")).then("type")
-    return timed.select(
-        "index", flop=part("flop"), traffic=part("traffic"), type=pl.coalesce(decided, named, pl.col("type"))
-    )
+    types = calls.select(pl.coalesce(decided, pl.lit(named), pl.col("type"))).to_series()
+    columns = {"flop": part("flop"), "traffic": part("traffic"), "type": types}
+    return {"called": pl.Series(place != NO_ROW), **{name: gathered(values, place) for name, values in columns.items()}}
+
+
+def _in_order(calls: pl.DataFrame) -> tuple[pl.DataFrame, Int64, Int64]:
+    """Rows in the order of their calls, then activities; the first row and the number of rows of each call."""
+    call, index = (calls[name].to_numpy() for name in ("call", "index"))
+    order = np.lexsort((index, call))
+    call = call[order]
+    first = np.flatnonzero(np.append(True, call[1:] != call[:-1]))[: len(call)]
+    return calls[order], first, np.diff(np.append(first, len(call)))
 
 
 def _of_calls(activities: pl.DataFrame, calls: pl.DataFrame, steps: pl.Series) -> pl.DataFrame:
     """The work of calls: index, call, flop, traffic and type. Equal calls are computed once.
 
     Args:
-        activities: index, name and dtype.
+        activities: name and dtype.
         calls: as `calls_of_operators` returns them.
         steps: name of the step of each activity; servers state lengths of sequences there.
     """
     if calls.is_empty():
-        return pl.DataFrame(schema=_SHARED | {"call": pl.UInt32()})
-    text = pl.col("name").cast(pl.String)
-    stated = activities.select("name", "dtype").unique()
-    stated = stated.with_columns(
-        element_bytes=pl.coalesce(
-            text.str.extract(_ELEMENT_SIZE).cast(pl.Int64),
-            pl.col("dtype").cast(pl.String).replace_strict(_DATA_TYPE_BYTES, default=None, return_dtype=pl.Int64),
-        )
-    )
-    of_kernel = activities.join(stated, on=["name", "dtype"], nulls_equal=True).select("index", "element_bytes")
-    sized = calls.join(of_kernel, on="index").with_columns(
-        # of several kernels, all have the size that one of them says
-        element_bytes=pl.col("element_bytes").max().over("call")
-    )
-    used = sized["name"].unique()
-    served = sized["name"].is_in(used.filter(used.cast(pl.String).is_in(list(SERVED_ATTENTION))).implode())
-    step = steps.gather(sized["index"]).cast(pl.String) if served.any() else pl.lit(None, pl.String)
-    sized = sized.with_columns(step=pl.when(served).then(step))
-    key = ["name", "inputs", "element_bytes", "step"]
-    distinct = sized.select(key).unique()
-    works = [_work_of_call(*call) for call in distinct.cast({"name": pl.String, "inputs": pl.String}).iter_rows()]
-    schema = {"flop": pl.Float64(), "traffic": pl.Float64(), "type": pl.String()}
-    distinct = distinct.hstack(pl.DataFrame(works, schema=schema, orient="row"))
-    return sized.join(distinct, on=key, nulls_equal=True).select("index", "call", *schema)
+        return pl.DataFrame(schema=_SHARED)
+    calls, first, size = _in_order(calls)
+    index = calls["index"].to_numpy().astype(np.int64)
+    # of several kernels, all have the size that one of them says
+    element_bytes = np.repeat(np.maximum.reduceat(_element_bytes(activities)[index], first), size)
+    used = distinct_names(calls["name"])
+    served = among(calls["name"], used.filter(used.cast(pl.String).is_in(list(SERVED_ATTENTION))))
+    step = gathered(steps, np.where(served, index, NO_ROW))
+    names = {"name": calls["name"], "inputs": calls["inputs"], "step": step}
+    number, row = numbered_together(*map(name_codes, names.values()), element_bytes)
+    texts = [values.gather(row).cast(pl.String) for values in names.values()]
+    equal = zip(*texts, element_bytes[row].tolist(), strict=True)
+    works = [_work_of_call(name, inputs, size or None, step) for name, inputs, step, size in equal]
+    schema = {name: _SHARED[name] for name in ("flop", "traffic", "type")}
+    return calls.select("index", "call").hstack(pl.DataFrame(works, schema, orient="row")[number])
+
+
+def _element_bytes(activities: pl.DataFrame) -> Int64:
+    """Bytes of an element of each activity, by its name and data type; 0 where unknown."""
+    number, row = numbered_together(*(name_codes(activities[name]) for name in ("name", "dtype")))
+    names, types = (activities[name].gather(row).cast(pl.String) for name in ("name", "dtype"))
+    said = names.str.extract(_ELEMENT_SIZE).cast(pl.Int64)
+    of_type = types.replace_strict(_DATA_TYPE_BYTES, default=None, return_dtype=pl.Int64)
+    return values_or(said.zip_with(said.is_not_null(), of_type), 0)[number]
 
 
 def _work_of_call(
@@ -190,10 +212,9 @@ def _of_instructions(trace: Attributed) -> pl.DataFrame:
     Kernels of one instruction in one execution of its program are divided among as many executions of the instruction
     as its rarest kernel has, in the order of their begin: in a loop it runs several times.
     """
-    empty: dict[str, Any] = {**_SHARED, "call": pl.UInt32()}
     modules = trace.programs["hlo"].drop_nulls().unique().to_list()
     if not modules:
-        return pl.DataFrame(schema=empty)
+        return pl.DataFrame(schema=_SHARED)
     module_of = trace.programs.select(program=pl.int_range(pl.len(), dtype=pl.Int32), module="hlo").drop_nulls()
     ran = (
         trace.gpu.select("program", "start", "name", "kind", pl.col("hlo").cast(pl.String))

@@ -639,9 +639,54 @@ static PyObject *scanner_parents(PyObject *self, PyObject *arguments) {
     return valid ? Py_NewRef(Py_None) : NULL;
 }
 
+/* Renumbers numbers, of which the least is -1, in the order of their first appearance; of each of those the number. */
+static int32_t find_order(const int32_t *number, int32_t *code, size_t rows, int32_t *code_of, int32_t *order) {
+    int32_t count = 0;
+    for (size_t row = 0; row < rows; row++) {
+        int32_t *known = &code_of[number[row]]; /* code + 1; 0 for none */
+        if (!*known) order[count] = number[row], *known = ++count;
+        code[row] = *known - 1;
+    }
+    return count;
+}
+
+static PyObject *scanner_in_order(PyObject *self, PyObject *arguments) {
+    Py_buffer number, code;
+    PyObject *result = NULL;
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "y*w*", &number, &code)) return NULL;
+    const int32_t *numbers = number.buf;
+    size_t rows = (size_t)number.len / sizeof *numbers;
+    int32_t least = 0, most = -1;
+    int valid = code.len == number.len && number.len % (Py_ssize_t)sizeof *numbers == 0 &&
+                !(((uintptr_t)number.buf | (uintptr_t)code.buf) % sizeof *numbers);
+    for (size_t row = 0; valid && row < rows; row++) {
+        least = numbers[row] < least ? numbers[row] : least;
+        most = numbers[row] > most ? numbers[row] : most;
+    }
+    if (valid && least >= -1) {
+        size_t values = (size_t)most + 2, room = values < rows ? values : rows;
+        int32_t *code_of = calloc(values, sizeof *code_of), count = 0;
+        uint8_t *order = malloc((room + 1) * sizeof *code_of);
+        if (code_of && order) {
+            Py_BEGIN_ALLOW_THREADS
+            count = find_order(numbers, code.buf, rows, code_of + 1, (int32_t *)order);
+            Py_END_ALLOW_THREADS
+            result = memory_of(&order, (size_t)count * sizeof *code_of, 0);
+        } else PyErr_NoMemory();
+        free(code_of);
+        free(order);
+    } else PyErr_SetString(PyExc_ValueError, "two columns of int32 of one length are expected, from -1 on");
+    PyBuffer_Release(&number);
+    PyBuffer_Release(&code);
+    return result;
+}
+
 static PyMethodDef module_methods[] = {
     {"parents", scanner_parents, METH_VARARGS,
      "parents(track, end, parent)\n\nWrites the innermost range around each range, -1 for none."},
+    {"in_order", scanner_in_order, METH_VARARGS,
+     "in_order(numbers, codes)\n\nWrites the codes of numbers in the order of their first appearance; returns these."},
     {NULL, NULL, 0, NULL}};
 
 static int fill(PyObject *module) {

@@ -14,6 +14,7 @@ import os
 import queue
 import signal
 import sys
+import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
     from io import BufferedReader, BufferedWriter
 
+    from thence.model.arrays import Array
     from thence.readers.kineto.events import Columns
 
 _MAX_AHEAD = 32
@@ -114,11 +116,19 @@ def _decoded_here(piece: Piece, path: str) -> Columns:
     return decode(_json(piece, path), annotated=piece.annotated)
 
 
-def _json(piece: Piece, path: str) -> bytes | memoryview:
-    """The events of a piece as a JSON array."""
+def _json(piece: Piece, path: str, room: Array | None = None) -> bytes | memoryview:
+    """The events of a piece as a JSON array.
+
+    Args:
+        piece: as `Envelope.pieces` yields it.
+        path: the file from which a piece without bytes is read.
+        room: memory (bytes) for what is read, if it is large enough.
+    """
     if piece.events is not None:
         return b"[" + piece.events + b"]"
-    array = np.empty(piece.size + 2, np.uint8)  # a bytearray would be filled with zeros first
+    if room is None or len(room) < piece.size + 2:
+        room = np.empty(piece.size + 2, np.uint8)  # a bytearray would be filled with zeros first
+    array = room[: piece.size + 2]
     with Path(path).open("rb") as file:
         file.seek(piece.offset)
         read = file.readinto(array[1:-1].data)
@@ -169,10 +179,21 @@ class _Threads:
     def __init__(self, path: str, count: int) -> None:
         self._path = path
         self._threads = ThreadPoolExecutor(count)
+        self._of_thread = threading.local()
 
     def submit(self, piece: Piece) -> Future[Columns]:
         """As `_Workers.submit`."""
-        return self._threads.submit(_decoded_here, piece, self._path)
+        return self._threads.submit(self._decode, piece)
+
+    def _decode(self, piece: Piece) -> Columns:
+        """The columns of a piece, of which none is a part of its text: each thread reads all pieces to one place.
+
+        The system fills new memory with zeros first, which takes as long as to read a piece.
+        """
+        room = getattr(self._of_thread, "room", None)
+        if room is None:
+            room = self._of_thread.room = np.empty(PIECE_BYTES + 2, np.uint8)
+        return decode(_json(piece, self._path, room), annotated=piece.annotated)
 
     def end(self) -> None:
         """As `_Workers.end`."""

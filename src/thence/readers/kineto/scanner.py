@@ -81,8 +81,9 @@ def scanned(piece: bytes | memoryview) -> Callable[[], ScannedRows] | None:
         It raises MsgspecError or ValueError if a text is not valid UTF-8, or not of the type of its field.
     """
     module = SCANNER.load()
-    scan = None if module is None else _scanner(module).scan(piece)
-    return None if scan is None else lambda: ScannedRows(_Scan(piece, *scan))
+    if module is None or (scan := _scanner(module).scan(piece)) is None:
+        return None
+    return lambda: ScannedRows(_Scan(module, piece, *scan))
 
 
 def is_scanned(piece: bytes | memoryview) -> bool:
@@ -118,6 +119,7 @@ class _Scan:
 
     def __init__(
         self,
+        module: ModuleType,
         piece: bytes | memoryview,
         rows: int,
         non_ascii: bool,  # noqa: FBT001 - as the compiled module gives it
@@ -127,6 +129,7 @@ class _Scan:
         combinations: Sequence[Any],
     ) -> None:
         self.rows = rows
+        self._module = module
         self._piece = piece
         self._extents, self._texts = (_array(pairs, np.uint32).reshape(-1, 2) for pairs in (extents, texts))
         if non_ascii:
@@ -160,6 +163,11 @@ class _Scan:
             return self._texts_of(numbers)
         return list(map(self._values[name].__getitem__, numbers.tolist()))
 
+    def in_order(self, codes: Array) -> tuple[Array, Array]:
+        """Codes (int32) renumbered in the order of their first appearance, and the codes in this order."""
+        number = np.empty(len(codes), np.int32)
+        return number, _array(self._module.in_order(codes, number), np.int32)
+
     def events(self, rows: Array) -> list[bytes]:
         """The JSON of events."""
         return [bytes(self._piece[begin : begin + size]) for begin, size in self._extents[rows].tolist()]
@@ -172,11 +180,9 @@ class _Scan:
 
     def _decoded(self, name: str) -> dict[int, Any]:
         """The value of each text that a field has, by its number."""
-        column = self._columns.get(name)
-        used = np.zeros(len(self._texts) + 1, np.bool_)  # the last one is of events without the field
-        if column is not None:
-            used[column] = True
-        numbers = np.flatnonzero(used[:-1])
+        column = self._columns.get(name, np.empty(0, np.int32))
+        _, used = self.in_order(column)
+        numbers = used[used != _NO_NUMBER]
         values = _distinct_values[name].decode(b"[" + b",".join(self._texts_of(numbers)) + b"]")
         return dict(zip(numbers.tolist(), values, strict=True)) | {_NO_NUMBER: _FIELDS[name].default}
 
@@ -214,10 +220,10 @@ class ScannedRows:
         """As `Rows.coded`."""
         if len(fields) > 1:
             whole, known = self._scan.combination(fields)
-            codes, numbers = _in_order(self._of(whole, _NO_NUMBER, np.int32))
+            codes, numbers = self._scan.in_order(self._of(whole, _NO_NUMBER, np.int32))
             none = tuple(value for name in fields for value in self._scan.values(name, np.array([_NO_NUMBER])))
             return codes, [known[number] if number >= 0 else none for number in numbers.tolist()]
-        codes, numbers = _in_order(self._of(self._scan.column(fields[0]), _NO_NUMBER, np.int32))
+        codes, numbers = self._scan.in_order(self._of(self._scan.column(fields[0]), _NO_NUMBER, np.int32))
         return codes, self._scan.values(fields[0], numbers)
 
     def integers(self, field: str) -> Array:
@@ -259,17 +265,4 @@ class ScannedRows:
     def _of(self, column: Array | None, missing: int, dtype: Any) -> Array:
         if column is None:
             return np.full(len(self), missing, dtype)
-        return column if self._rows is None else column[self._rows]
-
-
-def _in_order(codes: Array) -> tuple[Array, Array]:
-    """Codes renumbered in the order of their first appearance, and the codes in this order; the least code is -1."""
-    if not len(codes):
-        return np.empty(0, np.int32), np.empty(0, np.int64)
-    first = np.full(int(codes.max()) + 2, len(codes), np.int64)
-    first[codes[::-1] + 1] = np.arange(len(codes) - 1, -1, -1)  # of a repeated index, the last value is assigned
-    used = np.flatnonzero(first < len(codes))
-    ordered = used[np.argsort(first[used])]
-    number = np.empty(len(first), np.int32)
-    number[ordered] = np.arange(len(ordered))
-    return number.take(codes + 1), ordered - 1
+        return column if self._rows is None else column.take(self._rows, axis=0)  # faster than an index
