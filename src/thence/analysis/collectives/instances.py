@@ -57,6 +57,16 @@ NO_PEERS = pl.DataFrame(
 all_shown: whether the trace shows the other ends of all messages of the instance's kernel."""
 
 
+_NO_ROWS = pl.DataFrame(
+    schema={
+        "row": pl.UInt32, "gpu": pl.Int32, "rank": pl.Int32, "device": pl.Int32, "collective": pl.String,
+        "bytes": pl.Int64, "group_size": pl.Int32, "source_rank": pl.Int32, "sequence": pl.Int64, "start": pl.Int64,
+        "end": pl.Int64, "launch": pl.Int64, "group": pl.UInt32, "of_xla": pl.Boolean, "replayed": pl.Boolean,
+        "instance": pl.Int64, "members": pl.UInt32, "matched": pl.UInt32, "unmatched": pl.String,
+    }
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Instances:
     """Kernels matched across ranks and devices.
@@ -72,7 +82,7 @@ class Instances:
             kernel of a batch exchanges messages with, which have instances of their own.
     """
 
-    rows: pl.DataFrame
+    rows: pl.DataFrame = field(default_factory=_NO_ROWS.clone)
     peers: pl.DataFrame = field(default_factory=NO_PEERS.clone)
 
 
@@ -96,6 +106,8 @@ def collective_instances(trace: Attributed) -> Instances:
     instruction are not distinguished, because no producer lists them per execution: if more devices
     ran the instruction than a group has, it is not matched. Rows without a kernel are left out.
     """
+    if trace.collectives["gpu"].null_count() == trace.collectives.height:
+        return Instances()
     rows = _rows(trace)
     calls = _aligned(_calls(rows))
     key = ["group", "what", "aligned", "number"]
