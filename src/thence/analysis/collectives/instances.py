@@ -21,6 +21,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.collectives.call_alignment import Calls, pair_calls
+from thence.model.attributed import once_per_trace
 from thence.model.collective_kinds import JOINT, PEERS, kind_of
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def unmatched_reasons(rows: pl.DataFrame) -> list[str]:
     ]
 
 
+@once_per_trace
 def collective_instances(trace: Attributed) -> Instances:
     """Matches rows of ``Tables.collectives`` that are the same collective on different ranks and devices.
 

@@ -251,6 +251,8 @@ def _missing(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _caused(waits: pl.DataFrame) -> pl.DataFrame:
     """For each late device and step, the sum of the waits (ns) of the device that waited longest for it."""
+    if waits.is_empty():
+        return _CAUSED
     late = {"rank": "late_rank", "device": "late_device"}
     return (
         # Group by codes instead of strings: there may be millions of rows.

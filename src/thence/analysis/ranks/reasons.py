@@ -72,6 +72,8 @@ class Reasons:
 _Row = tuple[str, str, str | None, int, None, str | None]
 """A row of `REASON`; `_frame` computes its share."""
 _PLACE = ["rank", "device"]
+_AMOUNTS = (*PARTS, "unknown", "unmeasured")
+_NO_DEVICE: tuple[None, None] = (None, None)
 _SIDES = (True, False)
 _SUMMED = (("total_ns", "ns"), ("count", "count"))
 
@@ -100,13 +102,13 @@ def reasons_of(
         orient="row",
     ).explode("key")
     late = waits.late.join(asked, on=[*_PLACE, "key"])
-    amounts = {row["pair"]: row for row in _amounts(late).to_dicts()}
+    amounts = _amounts(late)
     compared = _compared(late)
     pairs = _Pairs.of(summaries, steps, asked, {pair: (explained[pair][0], compared[pair]) for pair in compared})
     slow = links.select("ranks", "members").rows()
     reasons = []
     for pair, ((rank, device), keys) in enumerate(explained):
-        of_pair = amounts.get(pair, dict.fromkeys((*PARTS, "unknown", "unmeasured"), 0))
+        of_pair = amounts.get(pair, dict.fromkeys(_AMOUNTS, 0))
         rows = []
         if pair in compared:
             rows += [
@@ -121,16 +123,16 @@ def reasons_of(
             members = [members for ranks, members in slow if rank in ranks][:1]
             rows += [_row("transfer", "group", member, of_pair["transfer"]) for member in members]
         frame = _frame(rows, sum(of_pair[name] for name in (*PARTS, "unknown")))
-        reasons.append(Reasons(rank, device, *compared.get(pair, (None, None)), len(keys), frame))
+        reasons.append(Reasons(rank, device, *compared.get(pair, _NO_DEVICE), len(keys), frame))
     return tuple(reasons)
 
 
-def _amounts(late: pl.DataFrame) -> pl.DataFrame:
+def _amounts(late: pl.DataFrame) -> dict[int, dict[str, int]]:
     """Extra time of each pair by part, ns; unmeasured: the unknown part for which there is no median rank."""
-    return late.group_by("pair").agg(
-        *(pl.col(f"{name}_ns").sum().alias(name) for name in (*PARTS, "unknown")),
-        unmeasured=pl.col("unknown_ns").filter(pl.col("median_rank").is_null()).sum(),
-    )
+    unmeasured = pl.col("unknown_ns").filter(pl.col("median_rank").is_null())
+    amounts = (*(pl.col(f"{name}_ns") for name in (*PARTS, "unknown")), unmeasured.alias("unmeasured_ns"))
+    sums = late.group_by("pair").agg(amount.sum() for amount in amounts)
+    return {pair: dict(zip(_AMOUNTS, map(int, row), strict=True)) for pair, *row in sums.rows()}
 
 
 def _compared(late: pl.DataFrame) -> dict[int, tuple[int, int]]:
@@ -161,9 +163,10 @@ def _frame(rows: list[_Row], total: int) -> pl.DataFrame:
     """The rows with their shares of ``total``, the causes with most time first, without small causes."""
     # Idle time without a cause and unknown stretches are merged into the one cause "unknown".
     merged: dict[tuple[str, str, str | None], tuple[int, float, str | None]] = {}
+    of_total = 1 / max(total, 1)
     for cause, by, name, amount, _, detail in rows:
         before, share, said = merged.get((cause, by, name), (0, 0.0, None))
-        merged[cause, by, name] = (before + amount, share + amount / max(total, 1), detail if said is None else said)
+        merged[cause, by, name] = (before + amount, share + amount * of_total, detail if said is None else said)
     whole = {
         cause: amount
         for (cause, by, _), (amount, share, _) in merged.items()
@@ -202,9 +205,7 @@ def _largest(rows: pl.DataFrame, keys: tuple[str, ...]) -> dict[tuple[object, ..
             most=pl.col("more").filter(pl.col("name").is_not_null()).first(),
         )
     )
-    return {
-        tuple(key): _Largest(*values) for *key, total, name, most in found.rows() for values in [(total, name, most)]
-    }
+    return {row[: len(keys)]: _Largest(*row[len(keys) :]) for row in found.rows()}
 
 
 @dataclass(frozen=True)
