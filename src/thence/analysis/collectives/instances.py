@@ -194,7 +194,7 @@ def _rows(trace: Attributed) -> pl.DataFrame:
 def attached(rows: pl.DataFrame, others: pl.DataFrame, *on: str) -> pl.DataFrame:
     """The rows with the columns of others, whose keys are unique; a plain join would copy every column of the rows."""
     added = rows.select(on).join(others, on=on, how="left", maintain_order="left")
-    return rows.hstack(added.drop(on))
+    return rows.hstack(added.get_columns()[len(on) :])
 
 
 def _kinds(names: pl.Series) -> pl.Series:

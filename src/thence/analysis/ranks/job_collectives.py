@@ -260,10 +260,10 @@ def summary_table(
     Raises:
         ValueError: a required column is null in one of the rows.
     """
-    frame = summaries[name].lazy()
+    frame = summaries[name]
     if ranks is not None:
         frame = frame.filter(pl.col("rank").is_in(ranks))
-    return SUMMARY[name].complete(frame.collect())
+    return SUMMARY[name].complete(frame if isinstance(frame, pl.DataFrame) else frame.collect())
 
 
 def job_collectives(

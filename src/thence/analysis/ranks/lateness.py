@@ -253,16 +253,14 @@ def _caused(waits: pl.DataFrame) -> pl.DataFrame:
     """For each late device and step, the sum of the waits (ns) of the device that waited longest for it."""
     if waits.is_empty():
         return _CAUSED
-    late = {"rank": "late_rank", "device": "late_device"}
     return (
         # Group by codes instead of strings: there may be millions of rows.
         waits.filter(pl.col("key").is_not_null())
-        .with_columns(pl.col("key").cast(pl.Categorical()))
-        .group_by("late_rank", "late_device", *_PLACE, "key")
+        .group_by("late_rank", "late_device", *_PLACE, pl.col("key").cast(pl.Categorical()))
         .agg(pl.col("ns").sum())
-        .group_by("late_rank", "late_device", "key")
+        .group_by(pl.col("key").cast(pl.String), rank="late_rank", device="late_device")
         .agg(caused_ns=pl.col("ns").max().round().cast(pl.Int64))
-        .select(**late, key=pl.col("key").cast(pl.String), caused_ns="caused_ns")
+        .select(*_PLACE, "key", "caused_ns")
         .filter(pl.col("caused_ns") > 0)
         .sort(*_PLACE, "key")
     )

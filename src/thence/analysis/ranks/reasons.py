@@ -73,7 +73,6 @@ _Row = tuple[str, str, str | None, int, None, str | None]
 """A row of `REASON`; `_frame` computes its share."""
 _PLACE = ["rank", "device"]
 _AMOUNTS = (*PARTS, "unknown", "unmeasured")
-_NO_DEVICE: tuple[None, None] = (None, None)
 _SIDES = (True, False)
 _SUMMED = (("total_ns", "ns"), ("count", "count"))
 
@@ -123,7 +122,8 @@ def reasons_of(
             members = [members for ranks, members in slow if rank in ranks][:1]
             rows += [_row("transfer", "group", member, of_pair["transfer"]) for member in members]
         frame = _frame(rows, sum(of_pair[name] for name in (*PARTS, "unknown")))
-        reasons.append(Reasons(rank, device, *compared.get(pair, _NO_DEVICE), len(keys), frame))
+        other_rank, other_device = compared.get(pair, (None, None))
+        reasons.append(Reasons(rank, device, other_rank, other_device, len(keys), frame))
     return tuple(reasons)
 
 
