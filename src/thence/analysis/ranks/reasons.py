@@ -103,13 +103,14 @@ def reasons_of(
     late = waits.late.join(asked, on=[*_PLACE, "key"])
     amounts = _amounts(late)
     compared = _compared(late)
-    pairs = _Pairs.of(summaries, steps, asked, {pair: (explained[pair][0], compared[pair]) for pair in compared})
+    devices = {pair: (explained[pair][0], other) for pair, other in compared.items()}
+    pairs = _Pairs.of(summaries, steps, asked, devices) if devices else None
     slow = links.select("ranks", "members").rows()
     reasons = []
     for pair, ((rank, device), keys) in enumerate(explained):
         of_pair = amounts.get(pair, dict.fromkeys(_AMOUNTS, 0))
         rows = []
-        if pair in compared:
+        if pairs is not None and pair in compared:
             rows += [
                 *pairs.computed(pair, of_pair["compute"]),
                 *pairs.copied(pair, of_pair["copy"]),
@@ -208,6 +209,33 @@ def _largest(rows: pl.DataFrame, keys: tuple[str, ...]) -> dict[tuple[object, ..
     return {row[: len(keys)]: _Largest(*row[len(keys) :]) for row in found.rows()}
 
 
+def _compared_steps(
+    steps: pl.DataFrame, asked: pl.DataFrame, devices: dict[int, tuple[tuple[int, int], tuple[int, int]]]
+) -> pl.DataFrame:
+    """The steps of both devices of each pair: pair, late (which device), rank, device, step and scale.
+
+    If the devices have different numbers of these steps, the other's sums times scale are for the late device's number.
+    The arguments are those of `_Pairs.of`.
+    """
+    sides = pl.DataFrame(
+        [
+            (pair, is_late, *place)
+            for pair, both in devices.items()
+            for is_late, place in zip(_SIDES, both, strict=True)
+        ],
+        schema={"pair": pl.Int64, "late": pl.Boolean, "rank": pl.Int32, "device": pl.Int32},
+        orient="row",
+    )
+    compared = (
+        sides.join(asked.select("pair", "key"), on="pair")
+        .join(steps.select(*_PLACE, "step", "key"), on=[*_PLACE, "key"])
+        .unique(["pair", "late", "step"])
+    )
+    counts = {(pair, late): count for pair, late, count in compared.group_by("pair", "late").len().rows()}
+    scale = {pair: max(counts.get((pair, True), 0), 1) / max(counts.get((pair, False), 0), 1) for pair in devices}
+    return compared.drop("key").with_columns(scale=pl.col("pair").replace_strict(scale, return_dtype=pl.Float64))
+
+
 @dataclass(frozen=True)
 class _Pairs:
     """Late devices, each with the device that it is compared with: sums over the same steps of both.
@@ -241,25 +269,7 @@ class _Pairs:
             asked: pair and key: the steps to compare.
             devices: of each pair the late device and the other one.
         """
-        sides = pl.DataFrame(
-            [
-                (pair, is_late, *place)
-                for pair, both in devices.items()
-                for is_late, place in zip(_SIDES, both, strict=True)
-            ],
-            schema={"pair": pl.Int64, "late": pl.Boolean, "rank": pl.Int32, "device": pl.Int32},
-            orient="row",
-        )
-        compared = (
-            sides.join(asked.select("pair", "key"), on="pair")
-            .join(steps.select(*_PLACE, "step", "key"), on=[*_PLACE, "key"])
-            .unique(["pair", "late", "step"])
-        )
-        counts = {(pair, late): count for pair, late, count in compared.group_by("pair", "late").len().rows()}
-        scale = {pair: max(counts.get((pair, True), 0), 1) / max(counts.get((pair, False), 0), 1) for pair in devices}
-        compared = compared.drop("key").with_columns(
-            scale=pl.col("pair").replace_strict(scale, return_dtype=pl.Float64)
-        )
+        compared = _compared_steps(steps, asked, devices)
         ranks = sorted(set(compared["rank"]))
 
         def sums(name: str, by: tuple[str, ...], *changed: pl.Expr) -> pl.DataFrame:
