@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 
 from thence.model.columns import values_or
 from thence.model.intervals import reached_before
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    import polars as pl
 
     from thence.model.arrays import Array, Int64, Mask
 
@@ -83,14 +83,18 @@ def numbered(frame: pl.DataFrame, *columns: str) -> tuple[Int64, pl.DataFrame]:
     """
     # Rows come in runs, mostly; only the first of each run is looked up.
     first = np.flatnonzero(_begins([frame[name] for name in columns]))
-    runs = frame.select(columns)[first]
-    order = np.lexsort([_ordered(runs[name]) for name in reversed(columns)])
-    ordered = runs[order]
-    new = _begins([ordered[name] for name in columns])
+    keys = [_ordered(frame[name], first) for name in columns]
+    order = np.lexsort(keys[::-1])
+    new = np.zeros(len(first), np.bool_)
+    new[:1] = True
+    for key in keys:
+        new[1:] |= key[order[1:]] != key[order[:-1]]
     number = np.empty(len(first), np.int64)
     number[order] = np.cumsum(new) - 1
     length = np.diff(np.append(first, frame.height))
-    return np.repeat(number, length), ordered[np.flatnonzero(new)]
+    rows = first[order[new]]
+    values = {name: frame[name].to_numpy()[rows] if _is_plain(frame[name]) else frame[name][rows] for name in columns}
+    return np.repeat(number, length), pl.DataFrame(values)
 
 
 def _is_plain(values: pl.Series) -> bool:
@@ -111,9 +115,9 @@ def _begins(columns: list[pl.Series]) -> Mask:
     return result
 
 
-def _ordered(values: pl.Series) -> Array:
-    """Numbers in the order of the values, null first."""
-    return values.to_numpy() if _is_plain(values) else values_or(values.rank("dense"), 0)
+def _ordered(values: pl.Series, rows: Int64) -> Array:
+    """Numbers in the order of the values of some rows, null first."""
+    return values.to_numpy()[rows] if _is_plain(values) else values_or(values[rows].rank("dense"), 0)
 
 
 def rows_of_groups(number: Int64, groups: int) -> list[Int64]:

@@ -36,9 +36,9 @@ def matching(names: pl.Series, pattern: str) -> pl.Series:
         names: Categorical; a null matches nothing.
         pattern: as Polars takes it.
     """
-    distinct = distinct_names(names)
+    distinct = pl.lit(names.unique())
     matches = distinct.filter(distinct.cast(pl.String).str.contains(pattern))
-    return pl.Series(names.name, among(names, matches), dtype=pl.Boolean)
+    return names.to_frame().select(pl.all().is_in(matches.implode()).fill_null(value=False)).to_series()
 
 
 def among(names: pl.Series, chosen: pl.Series) -> Mask:

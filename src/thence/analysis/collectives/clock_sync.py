@@ -44,6 +44,7 @@ _PASSES = 1000
 """Upper bound on the passes of the median iteration."""
 _SETTLED_NS = 0.5
 """The iteration has converged when every correction changes by less than this."""
+_NO_ENDS = pl.DataFrame(schema={"instance": pl.Int64, "rank": pl.Int32, "end": pl.Int64, "group_size": pl.Int32})
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def aligned(instances: Instances, ranks: Sequence[int]) -> Alignment:
         instances: instances of the ranks.
         ranks: the ranks to align, ascending.
     """
-    shared = _ends_by_rank(instances)
+    shared = _ends_by_rank(instances) if len(ranks) > 1 else _NO_ENDS
     numbers = {rank: number for number, rank in enumerate(ranks)}
     rank = shared["rank"].replace_strict(numbers, return_dtype=pl.Int64).to_numpy()
     instance = shared.select(pl.col("instance").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()

@@ -20,6 +20,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.grouping.kernel_groups import communicates, computes
+from thence.model.attributed import once_per_trace
 from thence.model.grouped_intervals import GroupedIntervals, numbered
 from thence.model.intervals import covered_lengths, reached_before, union
 
@@ -44,6 +45,7 @@ class Exposure:
     rows: pl.DataFrame
 
 
+@once_per_trace
 def exposure(trace: Attributed) -> Exposure:
     """Divides the time of all communication into exposed, hidden and overlapped."""
     talking = communicates(trace)

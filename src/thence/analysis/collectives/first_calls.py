@@ -100,7 +100,10 @@ def first_calls_of_ranks(trace: Attributed, rows: pl.DataFrame) -> pl.Series:
     """
     instance = pl.struct("instance", "rank").rank("dense").alias("instance")
     alone = rows.with_columns(instance)
-    earliest = alone.filter(pl.col("row").is_in(first_calls(trace, alone).row.implode()))
+    found = first_calls(trace, alone)
+    if not found.kernels:
+        return found.row
+    earliest = alone.filter(pl.col("row").is_in(found.row.implode()))
     every = alone.group_by("rank").len("every")
     left_out = earliest.group_by("rank").len("left_out").join(every, on="rank")
     kept = left_out.filter(pl.col("left_out") < pl.col("every"))["rank"]
@@ -124,7 +127,9 @@ def _long_ops(trace: Attributed, rows: pl.DataFrame) -> pl.DataFrame:
 
 def _after_initialising(trace: Attributed, rows: pl.DataFrame) -> pl.DataFrame:
     """The first collective that each rank launched after the start of each range that creates a communicator."""
-    made = trace.host.filter(matching(trace.host["name"], _INITIALISED)).select("rank", "start")
+    made = trace.host.select("rank", "start").filter(matching(trace.host["name"], _INITIALISED))
+    if made.is_empty():
+        return rows.clear()
     launched = rows.drop_nulls("launch").sort("rank", "launch").with_row_index("number")
     following = made.sort("start").join_asof(
         launched.select("rank", "number", "launch").sort("launch"),

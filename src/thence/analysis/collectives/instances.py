@@ -21,6 +21,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.collectives.call_alignment import Calls, pair_calls
+from thence.model.attributed import once_per_trace
 from thence.model.collective_kinds import JOINT, PEERS, kind_of
 
 if TYPE_CHECKING:
@@ -57,6 +58,16 @@ NO_PEERS = pl.DataFrame(
 all_shown: whether the trace shows the other ends of all messages of the instance's kernel."""
 
 
+_NO_ROWS = pl.DataFrame(
+    schema={
+        "row": pl.UInt32, "gpu": pl.Int32, "rank": pl.Int32, "device": pl.Int32, "collective": pl.String,
+        "bytes": pl.Int64, "group_size": pl.Int32, "source_rank": pl.Int32, "sequence": pl.Int64, "start": pl.Int64,
+        "end": pl.Int64, "launch": pl.Int64, "group": pl.UInt32, "of_xla": pl.Boolean, "replayed": pl.Boolean,
+        "instance": pl.Int64, "members": pl.UInt32, "matched": pl.UInt32, "unmatched": pl.String,
+    }
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Instances:
     """Kernels matched across ranks and devices.
@@ -72,7 +83,7 @@ class Instances:
             kernel of a batch exchanges messages with, which have instances of their own.
     """
 
-    rows: pl.DataFrame
+    rows: pl.DataFrame = field(default_factory=_NO_ROWS.clone)
     peers: pl.DataFrame = field(default_factory=NO_PEERS.clone)
 
 
@@ -89,6 +100,7 @@ def unmatched_reasons(rows: pl.DataFrame) -> list[str]:
     ]
 
 
+@once_per_trace
 def collective_instances(trace: Attributed) -> Instances:
     """Matches rows of ``Tables.collectives`` that are the same collective on different ranks and devices.
 
@@ -96,6 +108,8 @@ def collective_instances(trace: Attributed) -> Instances:
     instruction are not distinguished, because no producer lists them per execution: if more devices
     ran the instruction than a group has, it is not matched. Rows without a kernel are left out.
     """
+    if trace.collectives["gpu"].null_count() == trace.collectives.height:
+        return Instances()
     rows = _rows(trace)
     calls = _aligned(_calls(rows))
     key = ["group", "what", "aligned", "number"]
@@ -180,7 +194,7 @@ def _rows(trace: Attributed) -> pl.DataFrame:
 def attached(rows: pl.DataFrame, others: pl.DataFrame, *on: str) -> pl.DataFrame:
     """The rows with the columns of others, whose keys are unique; a plain join would copy every column of the rows."""
     added = rows.select(on).join(others, on=on, how="left", maintain_order="left")
-    return rows.hstack(added.drop(on))
+    return rows.hstack(added.get_columns()[len(on) :])
 
 
 def _kinds(names: pl.Series) -> pl.Series:

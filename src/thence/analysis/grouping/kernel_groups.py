@@ -22,11 +22,13 @@ from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 
 from thence.errors import UsageError
 from thence.model.attributed import of_each_activity
-from thence.model.names import distinct_names
+from thence.model.columns import name_codes, row_numbers
+from thence.model.trees import numbered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -163,13 +165,13 @@ def kernel_groups(trace: Attributed, patterns: Patterns) -> pl.Series:
         Categories among ``patterns.names``, as pl.Enum.
     """
     gpu, groups = trace.gpu, pl.Enum(patterns.names)
-    rows = trace.collectives["gpu"].unique().cast(pl.UInt32)
-    described = pl.Series([False]).new_from_index(0, gpu.height).scatter(rows, values=True)
+    described = np.zeros(gpu.height + 1, np.bool_)
+    described[row_numbers(trace.collectives["gpu"])] = True  # NO_ROW is the last element
     keys = _keys(trace)
     result = pl.DataFrame(
         {
             "user": _of_user(trace, keys, patterns),
-            "described": described,
+            "described": described[:-1],
             "copied": gpu["kind"].is_in(["memcpy", "memset"]),
             "named": _of_names(trace).cast(groups),
             "computed": _of_opcodes(trace, keys).cast(groups),
@@ -212,10 +214,8 @@ def groups_of_names(names: pl.Series) -> pl.Series:
 def _of_names(trace: Attributed) -> pl.Series:
     """The group of each row of gpu by its name alone; each distinct name is looked at once."""
     names = trace.gpu["name"]
-    distinct = distinct_names(names)
-    groups = pl.DataFrame({"name": distinct.to_physical(), "group": groups_of_names(distinct)})
-    rows = names.to_physical().alias("name").to_frame()
-    return rows.join(groups, on="name", how="left", maintain_order="left")["group"]
+    number, first = numbered(name_codes(names))
+    return groups_of_names(names[first])[number]
 
 
 def _keys(trace: Attributed) -> pl.DataFrame:

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import polars as pl
 
-from thence.analysis.idle.gaps import LaunchTimes, device_gaps, held_until
+from thence.analysis.idle.gaps import LaunchTimes, device_gaps, held_activities
 from thence.analysis.idle.host_causes import CAUSES, NUMBER, REASONS, host_causes
 from thence.analysis.idle.host_threads import (
     NEVER_IN_A_ROW,
@@ -276,7 +276,7 @@ class _Facts:
         begins, ends = _launch_times(trace, launch, start, end, is_call)
         by_call = (launch != NO_ROW) & is_call[launch] if len(is_call) else launch != NO_ROW
         call = np.where(by_call, launch, NO_ROW)
-        launched = LaunchTimes.of(trace.gpu["start"].to_numpy(), call, begins, ends, held_until(trace, launch))
+        launched = LaunchTimes.of(trace.gpu["start"].to_numpy(), call, begins, ends, held_activities(trace))
         first_of_name = trace.gpu.select(pl.struct("rank", "name").is_first_distinct()).to_series().to_numpy()
         kernel = trace.gpu["name"].to_physical().to_numpy()
         recorded = records_host_activity(trace)

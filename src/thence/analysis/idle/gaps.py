@@ -35,6 +35,8 @@ import polars as pl
 
 from thence.analysis.selection.windows import covers_only_part, cut_to_windows, windows_of_selection
 from thence.attribution.waiting import event_edges
+from thence.model.attributed import once_per_trace
+from thence.model.columns import row_numbers
 from thence.model.grouped_intervals import numbered
 from thence.model.intervals import NEVER, NO_ROW, Intervals, gaps, last_begun, longest_begun, reached_before
 from thence.model.names import matching
@@ -226,6 +228,12 @@ class LaunchTimes:
         held_end = np.where(waits, np.maximum(self.held[gpu], begin + MAX_LAUNCH_LATENCY_NS), latency_end)
         held_end = np.where(known, np.clip(held_end, latency_end, end), end)
         return GapParts(launched, returned, latency_end, held_end, queued, known)
+
+
+@once_per_trace
+def held_activities(trace: Attributed) -> Int64:
+    """`held_until` of a trace whose launches are known."""
+    return held_until(trace, row_numbers(trace.places["launch"]))
 
 
 def held_until(tables: Tables, launch: Int64) -> Int64:

@@ -34,6 +34,13 @@ if TYPE_CHECKING:
     from thence.analysis.ranks.job_collectives import Clocks
 
 _PLACE = ["rank", "device"]
+_NO_MESSAGES = pl.DataFrame(
+    schema={
+        "rank": pl.Int32, "device": pl.Int32, "stage": pl.Int64, "key": pl.String,
+        "step_ns": pl.Int64, "bubble_ns": pl.Int64, "own_ns": pl.Int64,
+    }
+)  # fmt: skip
+"""No rows of `thence.analysis.ranks.lateness.stages`."""
 _EXPLAINED = 8
 """Maximum number of ranks that are explained: those that caused the longest waits."""
 
@@ -488,14 +495,14 @@ def job_of(
     links = slow_links(collectives, steps, counted, step_ns)
     places, every, usual = _to_explain(ranks, caused, counted, step_ns) if explain else ([], [], [])
     remarks += _left_out_of_causes(places, every, usual)
-    of_ranks = zip(places, usual, strict=True)
+    explained = list(zip(places, usual, strict=True))
     return Job(
         ranks=ranks.with_columns(slow_link_of(ranks, links), node=nodes_column(ranks["rank"], nodes)),
         late_nodes=_late_nodes(devices, caused, counted, lengths, nodes, links),
         not_caused=_not_caused(waits, beyond, counted, step_ns),
         arrivals=_arrivals(waits, collectives.origin),
         shown=shown,
-        reasons=tuple(reasons_of(summaries, waits, steps, place, late_keys, links) for place, late_keys in of_ranks),
+        reasons=reasons_of(summaries, waits, steps, explained, links),
         groups=groups,
         links=links,
         stages=_per_stage(messages),
@@ -514,6 +521,8 @@ def _stage_causes(
 ) -> pl.DataFrame:
     """As `stage_causes`; no rows if a group of messages lacks ranks, because a missing stage may be the late one."""
     beyond = stage_causes(messages, waits.messages, used)
+    if beyond.is_empty():
+        return beyond
     lacks = _message_groups(collectives).join(lacking, on="group", how="semi", nulls_equal=True).height
     return beyond.clear() if lacks else beyond
 
@@ -595,6 +604,8 @@ def _late_nodes(
     links: pl.DataFrame,
 ) -> pl.DataFrame:
     """As `Job.late_nodes`; the arguments are those of `_late`, `job_of` and `slow_link_of`."""
+    if len(set(nodes.values())) < 2:
+        return pl.DataFrame(schema=_LATE_NODES)
     places, matrix = by_node(devices, _matrix(devices, caused, counted), nodes)
     if places.is_empty():
         return pl.DataFrame(schema=_LATE_NODES)
@@ -743,6 +754,8 @@ def _message_groups(collectives: JobCollectives) -> pl.DataFrame:
 def _stages(collectives: JobCollectives, used: pl.DataFrame) -> pl.DataFrame:
     """`thence.analysis.ranks.lateness.stages` for the devices that send or receive."""
     rows = collectives.rows.filter(pl.col("collective").is_in(MESSAGES))
+    if rows.is_empty():
+        return _NO_MESSAGES
     groups = collectives.groups.select("group", "ranks")
     listed = rows.select(*_PLACE, "group").unique().join(groups, on="group", how="left")
     exploded = listed.explode("ranks")

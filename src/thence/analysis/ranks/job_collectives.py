@@ -26,7 +26,7 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.collectives.clock_sync import Alignment, aligned, quantiles
-from thence.analysis.collectives.instances import attached, collective_instances, unmatched_reasons
+from thence.analysis.collectives.instances import NO_PEERS, Instances, attached, collective_instances, unmatched_reasons
 from thence.analysis.collectives.waits import participants
 from thence.analysis.ranks.nodes import with_links
 from thence.analysis.ranks.summary import COLLECTIVES as SUMMARISED
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from thence.analysis.collectives.instances import Instances
     from thence.model.arrays import Float64, Int64
 
 
@@ -210,6 +209,16 @@ _KEPT = (
 """Columns of the summaries' collectives that are needed after the match ..."""
 _TIMES = ("_start_ns", "_end_ns")
 """... in addition to columns with these suffixes."""
+_NO_ROWS = pl.DataFrame(
+    schema={
+        "instance": pl.Int64, "rank": pl.Int32, "device": pl.Int32, "end": pl.Int64, "collective": pl.String,
+        "bytes": pl.Int64, "group_size": pl.Int32, "known": pl.Boolean, "complete": pl.Boolean, "awaited": pl.Boolean,
+        "wait_ns": pl.Int64, "moving_ns": pl.Int64, "late_rank": pl.Int32, "late_device": pl.Int32, "step": pl.Int32,
+        "launch": pl.Int64, "exposed_ns": pl.Int64, "start": pl.Int64,
+        **{name: SUMMARISED.schema[name] for name in SUMMARISED.schema if name.endswith(_TIMES)},
+        "exposed_wait_ns": pl.Int64, "gated": pl.Boolean, "group": pl.Int32, "recorded": pl.Int64,
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -251,10 +260,10 @@ def summary_table(
     Raises:
         ValueError: a required column is null in one of the rows.
     """
-    frame = summaries[name].lazy()
+    frame = summaries[name]
     if ranks is not None:
         frame = frame.filter(pl.col("rank").is_in(ranks))
-    return SUMMARY[name].complete(frame.collect())
+    return SUMMARY[name].complete(frame if isinstance(frame, pl.DataFrame) else frame.collect())
 
 
 def job_collectives(
@@ -295,6 +304,8 @@ def _matched(
     when it returns.
     """
     rows = _sorted(summary_table(summaries, "collectives"), ("rank", "device", "start", "number"))
+    if rows.is_empty():
+        return rows, NO_PEERS, clocks_of(Instances(), ranks), 0
     origin = int(rows["start"].min() or 0)  # type: ignore[arg-type] # an integer
     moments = ("start", "launch", "exposed_start", "exposed_end")
     rows = rows.with_columns(pl.col(name) - origin for name in moments)
@@ -383,7 +394,9 @@ def _in_groups(rows: pl.DataFrame, texts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _timed(rows: pl.DataFrame, peers: pl.DataFrame, clocks: Clocks) -> tuple[pl.DataFrame, tuple[str, ...]]:
-    """`Joined.rows`, with waits on the common clock, and notes."""
+    """`JobCollectives.rows`, with waits on the common clock, and notes."""
+    if rows.is_empty():
+        return _NO_ROWS, ()
     shift = clocks.shift(rows["rank"].to_numpy(), rows["start"].to_numpy())
     common = rows.with_columns(start=pl.col("start") - pl.Series(shift), shift=pl.Series(shift))
     if not peers.is_empty():

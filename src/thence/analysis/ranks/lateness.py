@@ -105,6 +105,25 @@ _TRIMMED = 5
 """The trimmed mean leaves out 1 of this many samples at either end."""
 
 
+_CAUSED = pl.DataFrame(schema={"rank": pl.Int32, "device": pl.Int32, "key": pl.String, "caused_ns": pl.Int64})
+_LATE = pl.DataFrame(
+    schema={
+        "instance": pl.Int64, "group": pl.Int32, "rank": pl.Int32, "device": pl.Int32, "key": pl.String,
+        "last": pl.Boolean, "recorded": pl.Int64, "wait_ns": pl.Int64, "own_ns": pl.Float64,
+        "host_bound_ns": pl.Float64, **{f"{part}_ns": pl.Int64 for part in PARTS}, "unknown_ns": pl.Float64,
+        "median_rank": pl.Int32, "median_device": pl.Int32,
+    }
+)  # fmt: skip
+_LATE_STAGES = pl.DataFrame(
+    schema={
+        name: pl.Int64 if name.endswith("_ns") else dtype
+        for name, dtype in _LATE.schema.items()
+        if name not in ("instance", "group", "recorded")
+    }
+)
+"""No rows of `Lateness.caused`, of `Lateness.late`, and of what `stage_causes` returns."""
+
+
 @dataclass(frozen=True)
 class Lateness:
     """Waits and their causes.
@@ -164,6 +183,11 @@ def lateness(collectives: JobCollectives, steps: pl.DataFrame) -> Lateness:
     waits = rows.select(
         *("instance", "collective", "late_rank", "late_device", *_PLACE, "key", "exposed_wait_ns")
     ).filter(pl.col("exposed_wait_ns") > 0, pl.col("late_rank").is_not_null())
+    if waits.is_empty():
+        of_steps = _CAUSED.select("key", wait_ns="caused_ns")
+        return Lateness(
+            _LATE, _CAUSED, of_steps, of_steps, _missing(rows), messages=_CAUSED, awaited=_CAUSED, waited=_waited(rows)
+        )
     whole = pl.col("exposed_wait_ns").cast(pl.Float64)
     awaited = _caused(waits.with_columns(ns=whole))
     is_message = pl.col("collective").is_in(MESSAGES)
@@ -227,16 +251,16 @@ def _missing(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _caused(waits: pl.DataFrame) -> pl.DataFrame:
     """For each late device and step, the sum of the waits (ns) of the device that waited longest for it."""
-    late = {"rank": "late_rank", "device": "late_device"}
+    if waits.is_empty():
+        return _CAUSED
     return (
         # Group by codes instead of strings: there may be millions of rows.
         waits.filter(pl.col("key").is_not_null())
-        .with_columns(pl.col("key").cast(pl.Categorical()))
-        .group_by("late_rank", "late_device", *_PLACE, "key")
+        .group_by("late_rank", "late_device", *_PLACE, pl.col("key").cast(pl.Categorical()))
         .agg(pl.col("ns").sum())
-        .group_by("late_rank", "late_device", "key")
+        .group_by(pl.col("key").cast(pl.String), rank="late_rank", device="late_device")
         .agg(caused_ns=pl.col("ns").max().round().cast(pl.Int64))
-        .select(**late, key=pl.col("key").cast(pl.String), caused_ns="caused_ns")
+        .select(*_PLACE, "key", "caused_ns")
         .filter(pl.col("caused_ns") > 0)
         .sort(*_PLACE, "key")
     )
@@ -465,6 +489,8 @@ def stage_causes(rows: pl.DataFrame, caused: pl.DataFrame, steps: pl.DataFrame) 
         caused: rank, device, key, caused_ns: waits of others in sends and receives, by the device they waited for.
         steps: the steps that count, as `thence.analysis.ranks.lateness.step_keys` returns them.
     """
+    if caused.is_empty():
+        return _LATE_STAGES
     times = rows.join(
         steps.select(*_PLACE, "key", "host_ns", *(f"{name}_ns" for name in _OWN_PARTS)), on=[*_PLACE, "key"]
     ).sort("key", "own_ns", *_PLACE)

@@ -156,6 +156,8 @@ def slow_links(collectives: JobCollectives, steps: pl.DataFrame, keys: list[str]
         step, since since_step), low_ns (lower bound of extra_ns less the mean of the other groups), since_step (key),
         times (transfer time of the group / median of similar groups).
     """
+    if collectives.groups.height < _MIN_ALIKE:
+        return pl.DataFrame(schema=_LINKS)
     moved = _transfers(collectives, steps, keys)
     if moved.is_empty():
         return pl.DataFrame(schema=_LINKS)

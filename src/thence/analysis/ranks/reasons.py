@@ -18,8 +18,9 @@ rank with those of the median rank in the same steps.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import polars as pl
 
 from thence.analysis.ranks.job_collectives import summary_table
@@ -27,7 +28,7 @@ from thence.analysis.ranks.lateness import PARTS
 from thence.model.thresholds import LISTED_CAUSE_SHARE, NAMED_PLACE_SHARE, SLOWER_GPU_RATIO
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from thence.analysis.ranks.lateness import Lateness
 
@@ -46,7 +47,6 @@ REASON = {
 _CODE = ("source", "module", "label")
 _BY = (*_CODE, "hlo", "op", "phase")
 _IDLE_BY = (*_CODE, "op", "call", "phase")
-_KEY = ("kind", "name", "shape")
 
 
 @dataclass(frozen=True)
@@ -69,207 +69,301 @@ class Reasons:
     rows: pl.DataFrame
 
 
+_Row = tuple[str, str, str | None, int, None, str | None]
+"""A row of `REASON`; `_frame` computes its share."""
+_PLACE = ["rank", "device"]
+_AMOUNTS = (*PARTS, "unknown", "unmeasured")
+_SIDES = (True, False)
+_SUMMED = (("total_ns", "ns"), ("count", "count"))
+
+
 def reasons_of(
     summaries: Summaries,
     waits: Lateness,
     steps: pl.DataFrame,
-    place: tuple[int, int],
-    keys: list[str],
+    explained: Sequence[tuple[tuple[int, int], list[str]]],
     links: pl.DataFrame,
-) -> Reasons:
-    """Why a device was late in some steps.
+) -> tuple[Reasons, ...]:
+    """Why devices were late in some steps.
 
     Args:
         summaries: summaries of all ranks.
         waits: of the job.
         steps: as `thence.analysis.ranks.lateness.step_keys` returns them.
-        place: rank and device.
-        keys: keys of the steps to explain.
+        explained: rank and device of each late device, and the keys of the steps to explain.
         links: as `thence.analysis.ranks.process_groups.slow_links` returns them.
     """
-    rank, device = place
-    late = waits.late.filter(pl.col("rank") == rank, pl.col("device") == device, pl.col("key").is_in(keys))
-    amounts = {name: int(late[f"{name}_ns"].sum()) for name in (*PARTS, "unknown")}
-    compared = (
-        late.drop_nulls("median_rank")
-        .group_by("median_rank", "median_device")
-        .agg(pl.col("own_ns").sum())
-        .sort("own_ns", "median_rank", "median_device", descending=[True, False, False])
-    )
-    if compared.is_empty():
-        frame = _frame(_unexplained(late), sum(amounts.values()))
-        return Reasons(rank, device, None, None, len(keys), frame)
-    other = (int(compared["median_rank"][0]), int(compared["median_device"][0]))
-    pair = _Pair(summaries, steps, place, other, keys)
-    rows = [*_computed(pair, amounts["compute"]), *_copied(pair, amounts["copy"]), *_idled(pair, amounts["idle"])]
-    if amounts["transfer"]:
-        rows.append(_row("transfer", "cause", None, amounts["transfer"]))
-    rows += _unexplained(late)
-    slow = links.filter(pl.col("ranks").list.contains(rank))["members"].head(1).to_list()
-    rows += [_row("transfer", "group", members, amounts["transfer"]) for members in slow]
-    return Reasons(rank, device, *other, len(keys), _frame(rows, sum(amounts.values())))
+    if not explained:
+        return ()
+    asked = pl.DataFrame(
+        [(pair, *place, keys) for pair, (place, keys) in enumerate(explained)],
+        schema={"pair": pl.Int64, "rank": pl.Int32, "device": pl.Int32, "key": pl.List(pl.String)},
+        orient="row",
+    ).explode("key")
+    late = waits.late.join(asked, on=[*_PLACE, "key"])
+    amounts = _amounts(late)
+    compared = _compared(late)
+    devices = {pair: (explained[pair][0], other) for pair, other in compared.items()}
+    pairs = _Pairs.of(summaries, steps, asked, devices) if devices else None
+    slow = links.select("ranks", "members").rows()
+    reasons = []
+    for pair, ((rank, device), keys) in enumerate(explained):
+        of_pair = amounts.get(pair, dict.fromkeys(_AMOUNTS, 0))
+        rows = []
+        if pairs is not None and pair in compared:
+            rows += [
+                *pairs.computed(pair, of_pair["compute"]),
+                *pairs.copied(pair, of_pair["copy"]),
+                *pairs.idled(pair, of_pair["idle"]),
+            ]
+            if of_pair["transfer"]:
+                rows.append(_row("transfer", "cause", None, of_pair["transfer"]))
+        rows += _unexplained(of_pair["unknown"], of_pair["unmeasured"])
+        if pair in compared:
+            members = [members for ranks, members in slow if rank in ranks][:1]
+            rows += [_row("transfer", "group", member, of_pair["transfer"]) for member in members]
+        frame = _frame(rows, sum(of_pair[name] for name in (*PARTS, "unknown")))
+        other_rank, other_device = compared.get(pair, (None, None))
+        reasons.append(Reasons(rank, device, other_rank, other_device, len(keys), frame))
+    return tuple(reasons)
 
 
-def _unexplained(late: pl.DataFrame) -> list[tuple[str, str, str | None, int, None, str | None]]:
+def _amounts(late: pl.DataFrame) -> dict[int, dict[str, int]]:
+    """Extra time of each pair by part, ns; unmeasured: the unknown part for which there is no median rank."""
+    unmeasured = pl.col("unknown_ns").filter(pl.col("median_rank").is_null())
+    amounts = (*(pl.col(f"{name}_ns") for name in (*PARTS, "unknown")), unmeasured.alias("unmeasured_ns"))
+    sums = late.group_by("pair").agg(amount.sum() for amount in amounts)
+    return {pair: dict(zip(_AMOUNTS, map(int, row), strict=True)) for pair, *row in sums.rows()}
+
+
+def _compared(late: pl.DataFrame) -> dict[int, tuple[int, int]]:
+    """The rank and device that each pair is compared with: the median device of most of the extra time."""
+    other = ("median_rank", "median_device")
+    sums = late.drop_nulls("median_rank").group_by("pair", *other).agg(pl.col("own_ns").sum())
+    rows = sorted((pair, -own, rank, device) for pair, rank, device, own in sums.rows())
+    return {pair: (rank, device) for pair, _, rank, device in reversed(rows)}
+
+
+def _unexplained(total: int, unmeasured: int) -> list[_Row]:
     """Extra time without a cause, and the reason why there is none."""
-    total = int(late["unknown_ns"].sum())
     if not total:
         return []
-    unmeasured = pl.col("median_rank").is_null()
-    without = int(late.filter(unmeasured)["unknown_ns"].sum())
     reasons = (
-        (without, "the first collective of its group in the trace: no earlier one to measure both ranks from"),
-        (total - without, "nothing took longer on this rank than on the median rank"),
+        (unmeasured, "the first collective of its group in the trace: no earlier one to measure both ranks from"),
+        (total - unmeasured, "nothing took longer on this rank than on the median rank"),
     )
     detail = "; ".join(reason for amount, reason in reasons if amount)
     return [_row("unknown", "cause", None, total, detail)]
 
 
-def _row(
-    cause: str, by: str, name: str | None, total: float, detail: str | None = None
-) -> tuple[str, str, str | None, int, None, str | None]:
+def _row(cause: str, by: str, name: str | None, total: float, detail: str | None = None) -> _Row:
     return (cause, by, name, round(total), None, detail)
 
 
-def _frame(rows: list[tuple[str, str, str | None, int, None, str | None]], total: int) -> pl.DataFrame:
-    frame = pl.DataFrame(rows, schema=REASON, orient="row").with_columns(share=pl.col("total_ns") / max(total, 1))
+def _frame(rows: list[_Row], total: int) -> pl.DataFrame:
+    """The rows with their shares of ``total``, the causes with most time first, without small causes."""
     # Idle time without a cause and unknown stretches are merged into the one cause "unknown".
-    frame = frame.group_by("cause", "by", "name", maintain_order=True).agg(
-        pl.col("total_ns", "share").sum(), pl.col("detail").drop_nulls().first()
+    merged: dict[tuple[str, str, str | None], tuple[int, float, str | None]] = {}
+    of_total = 1 / max(total, 1)
+    for cause, by, name, amount, _, detail in rows:
+        before, share, said = merged.get((cause, by, name), (0, 0.0, None))
+        merged[cause, by, name] = (before + amount, share + amount * of_total, detail if said is None else said)
+    whole = {
+        cause: amount
+        for (cause, by, _), (amount, share, _) in merged.items()
+        if by == "cause" and share >= LISTED_CAUSE_SHARE
+    }
+    listed = [(*key, *values) for key, values in merged.items() if key[0] in whole]
+    return pl.DataFrame(sorted(listed, key=lambda row: -whole[row[0]]), schema=REASON, orient="row")
+
+
+class _Largest(NamedTuple):
+    """Of rows of one kind: their extra time, and the name with most of it (ns)."""
+
+    total: float
+    name: str | None
+    most: float | None
+
+    def rows(self, by: str, cause: str, amount: float) -> list[_Row]:
+        """A row for the name, if it has enough of the extra time; its time is its share of ``amount``."""
+        if self.name is None or self.most is None or self.total <= 0 or self.most < NAMED_PLACE_SHARE * self.total:
+            return []
+        return [_row(cause, by, self.name, amount * min(1.0, self.most / self.total))]
+
+
+_NOTHING = _Largest(0.0, None, None)
+
+
+def _largest(rows: pl.DataFrame, keys: tuple[str, ...]) -> dict[tuple[object, ...], _Largest]:
+    """`_Largest` of the rows for each value of the keys; rows: name, late_ns, other_ns."""
+    extra = rows.with_columns(more=pl.col("late_ns") - pl.col("other_ns"))
+    found = (
+        extra.sort("more", "name", descending=[True, False])
+        .group_by(keys)
+        .agg(
+            pl.col("more").sum().alias("total"),
+            pl.col("name").drop_nulls().first(),
+            most=pl.col("more").filter(pl.col("name").is_not_null()).first(),
+        )
     )
-    of_cause = frame.filter(pl.col("by") == "cause").select("cause", whole="total_ns", large="share")
-    return (
-        frame.with_row_index("at")
-        .join(of_cause, on="cause")
-        .filter(pl.col("large") >= LISTED_CAUSE_SHARE)
-        .sort("whole", "at", descending=[True, False])
-        .select(list(REASON))
+    return {row[: len(keys)]: _Largest(*row[len(keys) :]) for row in found.rows()}
+
+
+def _compared_steps(
+    steps: pl.DataFrame, asked: pl.DataFrame, devices: dict[int, tuple[tuple[int, int], tuple[int, int]]]
+) -> pl.DataFrame:
+    """The steps of both devices of each pair: pair, late (which device), rank, device, step and scale.
+
+    If the devices have different numbers of these steps, the other's sums times scale are for the late device's number.
+    The arguments are those of `_Pairs.of`.
+    """
+    sides = pl.DataFrame(
+        [
+            (pair, is_late, *place)
+            for pair, both in devices.items()
+            for is_late, place in zip(_SIDES, both, strict=True)
+        ],
+        schema={"pair": pl.Int64, "late": pl.Boolean, "rank": pl.Int32, "device": pl.Int32},
+        orient="row",
     )
+    compared = (
+        sides.join(asked.select("pair", "key"), on="pair")
+        .join(steps.select(*_PLACE, "step", "key"), on=[*_PLACE, "key"])
+        .unique(["pair", "late", "step"])
+    )
+    counts = {(pair, late): count for pair, late, count in compared.group_by("pair", "late").len().rows()}
+    scale = {pair: max(counts.get((pair, True), 0), 1) / max(counts.get((pair, False), 0), 1) for pair in devices}
+    return compared.drop("key").with_columns(scale=pl.col("pair").replace_strict(scale, return_dtype=pl.Float64))
 
 
 @dataclass(frozen=True)
-class _Pair:
-    """The late device and the device that it is compared with."""
+class _Pairs:
+    """Late devices, each with the device that it is compared with: sums over the same steps of both.
 
-    summaries: Summaries
-    steps: pl.DataFrame
-    late: tuple[int, int]
-    other: tuple[int, int]
-    keys: list[str]
+    Attributes:
+        kernels: by pair, kind, name and shape: late_ns and other_ns, late_count and other_count; what: copy, or of
+            kernels whether they are alike or unlike.
+        of_kernels: the names by pair and what.
+        of_places: the places by pair and kind of place.
+        of_idle: the places of idle time by pair, cause and kind of place.
+    """
 
-    def table(self, name: str, by: list[str]) -> pl.DataFrame:
-        """Sums of a table over the steps of both devices: by, late_ns and other_ns, late_count and other_count.
+    kernels: pl.DataFrame
+    of_kernels: dict[tuple[object, ...], _Largest]
+    of_places: dict[tuple[object, ...], _Largest]
+    of_idle: dict[tuple[object, ...], _Largest]
 
-        If the devices have different numbers of these steps, the other's sums are scaled to the late device's number.
+    @classmethod
+    def of(
+        cls,
+        summaries: Summaries,
+        steps: pl.DataFrame,
+        asked: pl.DataFrame,
+        devices: dict[int, tuple[tuple[int, int], tuple[int, int]]],
+    ) -> _Pairs:
+        """The sums of each pair.
+
+        Args:
+            summaries: summaries of all ranks.
+            steps: rank, device, step and key.
+            asked: pair and key: the steps to compare.
+            devices: of each pair the late device and the other one.
         """
-        rows = summary_table(self.summaries, name, sorted({self.late[0], self.other[0]}))
-        keyed = self.steps.filter(pl.col("key").is_in(self.keys)).select("rank", "device", "step")
-        sides = []
-        counts = []
-        for side, (rank, device) in (("late", self.late), ("other", self.other)):
-            here = (pl.col("rank") == rank) & (pl.col("device") == device)
-            steps_of_side = keyed.filter(here)
-            counts.append(max(steps_of_side.height, 1))
-            sides.append(
-                rows.filter(here)
-                .join(steps_of_side, on=["rank", "device", "step"], how="semi")
-                .group_by(by)
-                .agg(pl.col("total_ns").sum().alias(f"{side}_ns"), pl.col("count").sum().alias(f"{side}_count"))
+        compared = _compared_steps(steps, asked, devices)
+        ranks = sorted(set(compared["rank"]))
+
+        def sums(name: str, by: tuple[str, ...], *changed: pl.Expr) -> pl.DataFrame:
+            """Sums of a table by pair: late_ns and other_ns, late_count and other_count."""
+            rows = summary_table(summaries, name, ranks).with_columns(changed)
+            return (
+                rows.join(compared, on=[*_PLACE, "step"])
+                .group_by("pair", *by)
+                .agg(
+                    *(pl.col(what).filter("late").sum().alias(f"late_{unit}") for what, unit in _SUMMED),
+                    *(
+                        (pl.col(what).filter(~pl.col("late")).sum() * pl.col("scale").first()).alias(f"other_{unit}")
+                        for what, unit in _SUMMED
+                    ),
+                )
             )
-        scale = counts[0] / counts[1]
-        both = sides[0].join(sides[1], on=by, how="full", coalesce=True, nulls_equal=True)
-        return both.with_columns(pl.col("late_ns", "late_count", "other_ns", "other_count").fill_null(0)).with_columns(
-            pl.col("other_ns", "other_count") * scale
+
+        # Kernels that are merged into a row without a name count as the same: their count tells nothing.
+        alike = ((pl.col("late_count") - pl.col("other_count")).abs() < 0.5) | pl.col("name").is_null()
+        what = pl.when(pl.col("kind").is_in(["memcpy", "memset"])).then(pl.lit("copy"))
+        kernels = sums("kernels", ("kind", "name", "shape")).with_columns(
+            what=what.when(alike).then(pl.lit("alike")).otherwise(pl.lit("unlike"))
+        )
+        by_name = kernels.group_by("pair", "what", "name").agg(pl.col("late_ns", "other_ns").sum())
+        # Summaries of older versions call sources lines.
+        renamed = pl.col("by").replace("line", "source")
+        return cls(
+            kernels,
+            _largest(by_name, ("pair", "what")),
+            _largest(sums("places", ("by", "name")), ("pair", "by")),
+            _largest(sums("idle", ("cause", "by", "name"), renamed), ("pair", "cause", "by")),
         )
 
+    def computed(self, pair: int, amount: int) -> list[_Row]:
+        """Rows for extra compute: slower_gpu, more_work or compute."""
+        if amount <= 0:
+            return []
+        slower, added = (self.of_kernels.get((pair, what), _NOTHING).total for what in ("alike", "unlike"))
+        kernels = self.kernels.filter(pl.col("pair") == pair)
+        detail = None
+        if added > max(slower, 0.0):
+            cause, what = "more_work", "unlike"
+            unlike = kernels.filter(pl.col("what") == what)
+            late, other = (int(unlike[f"{side}_count"].sum()) for side in ("late", "other"))
+            detail = f"kernels with other shapes or counts: {late:,} here, {other:,} on the median rank"
+        else:
+            cause, what = "compute", "alike"
+            typical, overall = _ratios(kernels.filter(pl.col("what") == what))
+            if typical >= max(1 + (overall - 1) / 2, SLOWER_GPU_RATIO):
+                cause = "slower_gpu"
+                detail = f"the same kernels take {typical:.3f} times as long (median, weighted by time)"
+        result = [_row(cause, "cause", None, amount, detail)]
+        if cause == "slower_gpu":
+            return result
+        for by in _BY:
+            result += self.of_places.get((pair, by), _NOTHING).rows(by, cause, amount)
+        return result + self.of_kernels.get((pair, what), _NOTHING).rows("kernel", cause, amount)
 
-def _named(
-    rows: pl.DataFrame, by: str, cause: str, amount: float
-) -> list[tuple[str, str, str | None, int, None, str | None]]:
-    """A row for the place with most of the extra time, if that is enough; its time is its share of ``amount``."""
-    extra = rows.with_columns(more=pl.col("late_ns") - pl.col("other_ns"))
-    total = float(extra["more"].sum())
-    named = extra.drop_nulls("name").sort("more", "name", descending=[True, False]).head(1)
-    if named.is_empty() or total <= 0:
-        return []
-    more = float(named["more"][0])
-    if more < NAMED_PLACE_SHARE * total:
-        return []
-    return [_row(cause, by, str(named["name"][0]), amount * min(1.0, more / total))]
+    def copied(self, pair: int, amount: int) -> list[_Row]:
+        """Rows for extra copies."""
+        if amount <= 0:
+            return []
+        named = self.of_kernels.get((pair, "copy"), _NOTHING)
+        return [_row("copy", "cause", None, amount), *named.rows("kernel", "copy", amount)]
 
-
-def _computed(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int, None, str | None]]:
-    """Rows for extra compute: slower_gpu, more_work or compute."""
-    if amount <= 0:
-        return []
-    kernels = pair.table("kernels", list(_KEY)).filter(~pl.col("kind").is_in(["memcpy", "memset"]))
-    more = pl.col("late_ns") - pl.col("other_ns")
-    # Kernels that are merged into a row without a name count as the same: their count tells nothing.
-    same = (pl.col("late_count") - pl.col("other_count")).abs() < 0.5
-    same = same | pl.col("name").is_null()
-    alike, unlike = kernels.filter(same), kernels.filter(~same)
-    slower = float(alike.select(more.sum()).item() or 0)
-    added = float(unlike.select(more.sum()).item() or 0)
-    detail = None
-    if added > max(slower, 0.0):
-        cause, rows = "more_work", unlike
-        late, other = (int(unlike[f"{side}_count"].sum()) for side in ("late", "other"))
-        detail = f"kernels with other shapes or counts: {late:,} here, {other:,} on the median rank"
-    else:
-        typical, overall = _ratios(alike)
-        cause, rows = "compute", alike
-        if typical >= max(1 + (overall - 1) / 2, SLOWER_GPU_RATIO):
-            cause = "slower_gpu"
-            detail = f"the same kernels take {typical:.3f} times as long (median, weighted by time)"
-    result = [_row(cause, "cause", None, amount, detail)]
-    if cause == "slower_gpu":
+    def idled(self, pair: int, amount: int) -> list[_Row]:
+        """Rows for extra idle time, divided in proportion to how much more of each cause the late device has."""
+        if amount <= 0:
+            return []
+        more = {
+            str(cause): found.total
+            for (of_pair, cause, by), found in self.of_idle.items()
+            if of_pair == pair and by == "cause" and found.total > 0
+        }
+        if not more:
+            return [_row("unknown", "cause", None, amount, "idle time without a known cause in these steps")]
+        result = []
+        for cause in sorted(more, key=lambda cause: (-more[cause], cause)):
+            part = amount * more[cause] / sum(more.values())
+            result.append(_row(cause, "cause", None, part))
+            if cause == "unknown":
+                continue  # idle time of unknown cause has no place either
+            for by in _IDLE_BY:
+                result += self.of_idle.get((pair, cause, by), _NOTHING).rows(by, cause, part)
         return result
-    places = pair.table("places", ["by", "name"])
-    for by in _BY:
-        result += _named(places.filter(pl.col("by") == by), by, cause, amount)
-    by_name = rows.group_by("name").agg(pl.col("late_ns", "other_ns").sum())
-    return result + _named(by_name, "kernel", cause, amount)
 
 
 def _ratios(alike: pl.DataFrame) -> tuple[float, float]:
     """Ratios of the kernels' times, late / other: the median weighted by time, and the ratio of the sums."""
-    timed = alike.filter(pl.col("other_ns") > 0).with_columns(ratio=pl.col("late_ns") / pl.col("other_ns"))
-    if timed.is_empty():
+    late, other = (alike[f"{side}_ns"].to_numpy() for side in ("late", "other"))
+    late, other = late[other > 0], other[other > 0]
+    if not len(other):
         return 1.0, 1.0
-    ordered = timed.sort("ratio").with_columns(done=pl.col("other_ns").cum_sum())
-    half = ordered.filter(pl.col("done") >= pl.col("other_ns").sum() / 2)
-    return float(half["ratio"][0]), float(timed["late_ns"].sum()) / float(timed["other_ns"].sum())
-
-
-def _copied(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int, None, str | None]]:
-    if amount <= 0:
-        return []
-    copies = pair.table("kernels", list(_KEY)).filter(pl.col("kind").is_in(["memcpy", "memset"]))
-    by_name = copies.group_by("name").agg(pl.col("late_ns", "other_ns").sum())
-    return [_row("copy", "cause", None, amount), *_named(by_name, "kernel", "copy", amount)]
-
-
-def _idled(pair: _Pair, amount: int) -> list[tuple[str, str, str | None, int, None, str | None]]:
-    """Rows for extra idle time, divided in proportion to how much more of each cause the late device has."""
-    if amount <= 0:
-        return []
-    rows = pair.table("idle", ["cause", "by", "name"]).with_columns(pl.col("cause").cast(pl.String))
-    causes = rows.filter(pl.col("by") == "cause").with_columns(
-        more=(pl.col("late_ns") - pl.col("other_ns")).clip(lower_bound=0)
-    )
-    total = float(causes["more"].sum())
-    if total <= 0:
-        return [_row("unknown", "cause", None, amount, "idle time without a known cause in these steps")]
-    result = []
-    for cause, more in (
-        causes.filter(pl.col("more") > 0).sort("more", descending=True).select("cause", "more").iter_rows()
-    ):
-        part = amount * more / total
-        result.append(_row(cause, "cause", None, part))
-        if cause == "unknown":
-            continue  # idle time of unknown cause has no place either
-        # Summaries of older versions call sources lines.
-        rows_of_cause = rows.filter(pl.col("cause") == cause).with_columns(pl.col("by").replace("line", "source"))
-        for by in _IDLE_BY:
-            result += _named(rows_of_cause.filter(pl.col("by") == by), by, cause, part)
-    return result
+    ratio = late / other
+    order = np.argsort(ratio)
+    half = np.searchsorted(np.cumsum(other[order]), other.sum() / 2)
+    return float(ratio[order][half]), float(late.sum()) / float(other.sum())

@@ -33,7 +33,6 @@ from thence.analysis.rank_tables import concatenated, rank_table
 from thence.analysis.selection.select import select
 from thence.analysis.steps.windows import STEP, selected_steps
 from thence.errors import MissingData
-from thence.model.columns import row_numbers
 from thence.model.grouped_intervals import numbered, rows_of_groups
 from thence.model.intervals import NO_ROW, Intervals, covered_lengths, last_begun, reached_before, union, union_lengths
 from thence.model.places import COMPARED
@@ -489,20 +488,19 @@ def summarise_rank(trace: Attributed, *, explain: bool = True) -> dict[str, pl.D
     step = _step_of(trace, work, frame, kind)
     epoch = trace.meta.epoch_ns or 0
     coverage = Coverage.of(work)
-    tables = {
-        "devices": _devices(trace, work, kind),
-        "steps": _step_rows(trace, frame, coverage),
-        **collective_tables(trace, coverage, work, step),
-    }
+    tables = {"devices": _devices(trace, work, kind), "steps": _step_rows(trace, frame, coverage)}
+    if trace.collectives["gpu"].null_count() < trace.collectives.height:
+        tables |= collective_tables(trace, coverage, work, step)
     if explain:
-        tables["kernels"] = _kernels(trace, work, step)
-        tables["places"] = _places(trace, work, step)
+        worked = _worked(work, step)
+        tables["kernels"] = _kernels(trace, worked)
+        tables["places"] = _places(trace, worked)
         tables["idle"] = _idle(trace, frame)
     moments = ("start", "end", "launch", "exposed_start", "exposed_end")
     return {
-        name: tables[name]
-        .with_columns(pl.col(c) + epoch for c in moments if c in tables[name].columns)
-        .select(pl.col(c.name).cast(c.dtype) for c in table.columns)
+        name: tables[name].select(
+            (pl.col(c.name) + epoch if c.name in moments else pl.col(c.name)).cast(c.dtype) for c in table.columns
+        )
         if name in tables
         else table.empty()
         for name, table in SUMMARY.items()
@@ -652,11 +650,6 @@ def _step_rows(trace: Attributed, frame: pl.DataFrame, coverage: Coverage) -> pl
     return every.select(column.name for column in STEPS.columns)
 
 
-def _largest(rows: pl.DataFrame, within: list[str], names: list[str], kept: tuple[str, ...] = ()) -> pl.DataFrame:
-    """Sums by step, device, ``of``, ``kept`` and names, reduced by `_without_shorter`."""
-    return _without_shorter(_summed(rows, [*within, *kept, *names]), within, names, kept)
-
-
 def _summed(rows: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     """Count and time of rows by step, device and further columns; faster if names are Categorical."""
     return rows.group_by(*_OF_STEP, *by).agg(count=pl.len().cast(pl.Int64), total_ns=pl.col("duration").sum())
@@ -688,16 +681,15 @@ def _worked(work: pl.DataFrame, step: Int64) -> pl.DataFrame:
     return chosen.select(*_OF_STEP, "duration", "gpu")
 
 
-def _kernels(trace: Attributed, work: pl.DataFrame, step: Int64) -> pl.DataFrame:
-    rows = _worked(work, step)
-    facts = trace.gpu[rows["gpu"].to_numpy()].select("kind", "name", "grid", "block", "bytes")
+def _kernels(trace: Attributed, worked: pl.DataFrame) -> pl.DataFrame:
+    facts = trace.gpu.select("kind", "name", "grid", "block", "bytes")[worked["gpu"].to_numpy()]
     shape = (
         pl.when(pl.col("grid").is_not_null())
         .then(pl.format("grid {} block {}", _dimensions("grid"), _dimensions("block")))
         .when(pl.col("bytes").is_not_null())
         .then(pl.format("{} bytes", "bytes"))
     )
-    sums = _summed(rows.hstack(facts), ["kind", "name", "grid", "block", "bytes"])
+    sums = _summed(worked.hstack(facts), ["kind", "name", "grid", "block", "bytes"])
     sums = sums.with_columns(shape=shape)
     by_shape = sums.group_by(*_OF_STEP, "kind", "name", "shape").agg(pl.col("count", "total_ns").sum())
     kept = _without_shorter(by_shape, [], ["name", "shape"], ("kind",))
@@ -710,15 +702,18 @@ def _dimensions(name: str) -> pl.Expr:
     return pl.concat_str(axes, separator="x").alias(name)
 
 
-def _places(trace: Attributed, work: pl.DataFrame, step: Int64) -> pl.DataFrame:
-    rows = _worked(work, step)
-    parts = [PLACES.empty()]
-    for by in _BY:
-        named = rows.with_columns(name=trace.places[by].gather(rows["gpu"]))
-        named = named.filter(pl.col("name").is_not_null().any().over("rank"))
-        if named.height:
-            sums = _largest(named, [], ["name"])
-            parts.append(sums.with_columns(by=pl.lit(by)).select(list(PLACES.schema)))
+def _places(trace: Attributed, worked: pl.DataFrame) -> pl.DataFrame:
+    places = trace.places.select(_BY)[worked["gpu"].to_numpy()]
+    # Activities of one place by one kind have few places by the others, so they are summed once for all kinds.
+    sums = _by_kind(_summed(worked.hstack(places), list(_BY)), list(_OF_STEP), _BY)
+    named = sums.filter(pl.col("name").is_not_null().any().over("rank", "by"))
+    return _without_shorter(named, ["by"], ["name"], ()).select(list(PLACES.schema))
+
+
+def _by_kind(sums: pl.DataFrame, keys: list[str], kinds: tuple[str, ...]) -> pl.DataFrame:
+    """Sums (count, total_ns) by the keys, and for each kind (by) by its places (name)."""
+    amounts = pl.col("count", "total_ns").sum()
+    parts = (sums.group_by(*keys, name=kind).agg(amounts, by=pl.lit(kind)) for kind in kinds)
     return pl.concat(parts)
 
 
@@ -726,47 +721,24 @@ def _idle(trace: Attributed, frame: pl.DataFrame) -> pl.DataFrame:
     pieces = idle_causes(trace)
     window = _in_window(pieces, frame)
     context, names = names_of_contexts(trace, pieces, _IDLE_BY)
+    phase = trace.around.places["phase"].gather(pieces["gpu"].cast(pl.UInt32))
     inside = np.flatnonzero(window != NO_ROW)
-    pieces = pieces[inside]
-    part = window[inside] * len(CAUSES) + pieces["cause"].to_physical().to_numpy()
-    amounts = pieces.select(count=pl.lit(1, pl.Int64()), total_ns="duration")
-    # Hundreds of pieces share window, cause and context, so they are summed before names are looked up.
-    of_part, of_context, of_pieces = _pair_sums(part, context[inside] + np.int64(1), amounts)
-    sums = {by: _named_sums(of_part, of_context - 1, of_pieces, name) for by, name in names.items()}
-    activity = row_numbers(pieces["gpu"])
-    sums["phase"] = _named_sums(part, activity, amounts, trace.around.places["phase"])
-    every, _, total = _pair_sums(of_part, np.zeros_like(of_part), of_pieces)
-    sums["cause"] = total.select(part=every, name=pl.lit(None, pl.Categorical()), count="count", total_ns="total_ns")
-    rows = pl.concat([of_kind.with_columns(by=pl.lit(by)) for by, of_kind in sums.items()])
-    of_window, cause = np.divmod(rows["part"].to_numpy(), len(CAUSES))
-    rows = rows.with_columns(
-        frame[of_window].select(*_DEVICE, step="row"),
-        cause=pl.Series(CAUSES, dtype=pieces.schema["cause"]).gather(cause),
+    part = window[inside] * len(CAUSES) + pieces["cause"].to_physical().to_numpy()[inside]
+    # Hundreds of pieces share window, cause, context and phase, so they are summed before names are looked up.
+    sums = (
+        pl.DataFrame(
+            {"part": part, "context": context[inside], "phase": phase[inside], "duration": pieces["duration"][inside]}
+        )
+        .group_by("part", "context", "phase")
+        .agg(count=pl.len().cast(pl.Int64), total_ns=pl.col("duration").sum())
     )
-    kept = _without_shorter(rows, ["by"], ["name"], ("cause",))
-    return kept.select(list(IDLE.schema))
-
-
-def _pair_sums(first: Int64, second: Int64, amounts: pl.DataFrame) -> tuple[Int64, Int64, pl.DataFrame]:
-    """Sums of amounts (count, total_ns) for each pair of non-negative numbers: first, second, and the sums."""
-    size = int(second.max(initial=0)) + 1
-    sums = amounts.with_columns(pair=first * size + second).group_by("pair").agg(pl.col("count", "total_ns").sum())
-    of_first, of_second = np.divmod(sums["pair"].to_numpy(), size)
-    return of_first, of_second, sums
-
-
-def _named_sums(part: Int64, number: Int64, amounts: pl.DataFrame, names: pl.Series) -> pl.DataFrame:
-    """Sums by part and name, of the amounts that have a name: part, name, count, total_ns.
-
-    Args:
-        part: part of each amount, from 0.
-        number: for each amount, the row of its name in ``names``, or `NO_ROW`.
-        amounts: count, total_ns.
-        names: Categorical; names may repeat and may be null.
-    """
-    code = np.append(row_numbers(names.to_physical()), NO_ROW)
-    named = np.flatnonzero(code[number] != NO_ROW)
-    of_part, of_code, sums = _pair_sums(part[named], code[number[named]], amounts[named])
-    row = np.zeros(int(code.max()) + 2, np.int64)
-    row[code] = np.arange(len(code))  # the code -1 of null writes to the spare last element
-    return sums.select(part=of_part, name=names.gather(row[of_code]), count="count", total_ns="total_ns")
+    every = pl.DataFrame(names)
+    places = pl.concat([every, every.clear(1)])[sums["context"].to_numpy()]  # NO_ROW is the last row
+    named = _by_kind(sums.hstack(places), ["part"], (*_IDLE_BY, "phase")).filter(pl.col("name").is_not_null())
+    whole = sums.group_by("part").agg(pl.col("count", "total_ns").sum(), by=pl.lit("cause"))
+    rows = pl.concat([named, whole], how="diagonal")
+    of_window, cause = np.divmod(rows["part"].to_numpy(), len(CAUSES))
+    rows = rows.hstack(frame.select(*_DEVICE, step="row")[of_window]).with_columns(
+        cause=pl.Series(CAUSES, dtype=pieces.schema["cause"]).gather(cause)
+    )
+    return _without_shorter(rows, ["by"], ["name"], ("cause",)).select(list(IDLE.schema))

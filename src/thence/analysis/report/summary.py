@@ -33,13 +33,14 @@ from thence.analysis.selection.windows import covers_only_part, span_and_busy, w
 from thence.analysis.soundness.findings import Soundness
 from thence.errors import MissingData, UsageError
 from thence.model.answer import Answer, TableView
+from thence.model.attributed import once_per_trace
 from thence.model.grouped_intervals import GroupedIntervals, numbered
 from thence.model.intervals import levels, union_lengths, unions
 from thence.model.kernel_names import short_names
 from thence.model.own_code import short_places
 from thence.model.places import KINDS as PLACE_KINDS
 from thence.model.places import LAYERED, STATED, STATED_XLA
-from thence.model.reasons import SEPARATE, Reason, reason_of, text_of
+from thence.model.reasons import CODES, SEPARATE, Reason, reason_of, text_of
 from thence.model.tables import KINDS
 from thence.model.thresholds import SHOWN_SHARE
 from thence.model.totals import must
@@ -63,6 +64,8 @@ _ROW_COLUMNS = ("name", "attributed", "reason", "count", "total_ns", "mean_ns", 
 _WORK_COLUMNS = (*WORK_SUMS, *USE)
 _OF_INSTRUCTIONS = ("program", "op_name", "source")
 """Columns of rows by HLO instruction in addition to the name."""
+_PLACED = len(CODES)
+"""Number of no code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,11 +337,10 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
         raise no_device_work(trace)
     totals = totals_of(trace)
     total = totals.sum_ns
-    stated = STATED if trace.programs.is_empty() else STATED_XLA
-    reasons = {kind: _reasons(trace, time_by_place(trace, kind), total) for kind in stated}
+    reasons = {kind: _reasons(trace, codes, total) for kind, codes in _time_without_place(trace).items()}
     rows = time_by_place(trace, by)
     if by in _OF_HLO and rows["place"].null_count() == rows.height:
-        raise MissingData(_nothing_of_hlo(trace, by, _reasons(trace, rows, total)))
+        raise MissingData(_nothing_of_hlo(trace, by, _reasons(trace, _sums_of_codes(rows), total)))
     parts = separated_from_steady(trace, rows, by)
     table, overlapped = _rows(trace, parts, totals, by)
     return Summary(
@@ -352,7 +354,7 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
         counts=totals.counts,
         streams=totals.streams,
         kind_ns=totals.kind_ns,
-        attributed_ns={kind: total - sum(reason.total_ns for reason in reasons[kind]) for kind in stated},
+        attributed_ns={kind: total - sum(reason.total_ns for reason in reasons[kind]) for kind in reasons},
         unattributed=reasons,
         details=_details(trace),
         by=by,
@@ -367,6 +369,7 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
     )
 
 
+@once_per_trace
 def totals_of(trace: Attributed) -> Totals:
     """Totals of a trace with device activity."""
     gpu = trace.gpu
@@ -422,21 +425,43 @@ def _span_and_busy(gpu: pl.DataFrame) -> tuple[Ns, Ns]:
     return int((last - first).sum()), int(busy.sum())
 
 
-def _reasons(trace: Attributed, parts: pl.DataFrame, total: Ns) -> tuple[Reason, ...]:
-    """The time without a place, by reason."""
-    if not parts["place"].null_count():
-        return ()
-    grouped = (
-        parts.filter(pl.col("place").is_null())
-        .group_by(pl.col("reason").cast(pl.String))
-        .agg(pl.col("duration").sum())
-        .sort("duration", "reason", descending=[True, False])
+@once_per_trace
+def _time_without_place(trace: Attributed) -> dict[str, dict[str, Ns]]:
+    """For each kind of place that reports state, the time without such a place, by the code of the reason."""
+    stated = STATED if trace.programs.is_empty() else STATED_XLA
+    columns = [kind for kind in stated if kind != "source" or trace.shares is None]
+    codes = trace.places.select(
+        pl.when(pl.col(kind).is_null()).then(pl.col(f"{kind}_rule").to_physical()).fill_null(_PLACED).alias(kind)
+        for kind in columns
     )
+    duration = trace.gpu["duration"].to_numpy()
+    sums = {}
+    for kind in stated:
+        if kind not in columns:
+            sums[kind] = _sums_of_codes(time_by_place(trace, kind))
+            continue
+        code = codes[kind].to_numpy()
+        total = np.zeros(_PLACED + 1, np.int64)
+        np.add.at(total, code, duration)
+        sums[kind] = {
+            CODES[number]: int(total[number]) for number in np.flatnonzero(np.bincount(code[code != _PLACED]))
+        }
+    return sums
+
+
+def _sums_of_codes(parts: pl.DataFrame) -> dict[str, Ns]:
+    """The time without a place, by the code of the reason."""
+    missing = parts.filter(pl.col("place").is_null()).group_by(pl.col("reason").cast(pl.String))
+    return dict(missing.agg(pl.col("duration").sum()).rows())
+
+
+def _reasons(trace: Attributed, sums: dict[str, Ns], total: Ns) -> tuple[Reason, ...]:
+    """The time without a place, by reason, the most time first."""
     return tuple(
         reason_of(
             code, ns, total, trace.meta.formats, labels_joined=trace.labels_joined, accelerators=trace.meta.accelerators
         )
-        for code, ns in grouped.iter_rows()
+        for code, ns in sorted(sums.items(), key=lambda one: (-one[1], one[0]))
     )
 
 

@@ -501,8 +501,8 @@ class Events:
 
 def named(strings: pl.Series, codes: Int64) -> pl.Series:
     """The strings at positions of a table of strings; null for -1."""
-    positions = pl.Series(codes)
-    return strings.gather(pl.select(pl.when(positions >= 0).then(positions)).to_series())
+    positions = pl.lit(pl.Series(codes))
+    return pl.select(pl.lit(strings).gather(pl.when(positions >= 0).then(positions))).to_series()
 
 
 def _integer_of(value: bytes) -> int:
