@@ -10,6 +10,10 @@ Parts, each in a process of its own:
     cost      a CUDA graph that is limited by the GPU, and a loop of launches that is limited by the host, within one
               recording with windows of counters: time of blocks in windows, and while windows are opened and decoded,
               beside that of blocks between them, with 95 % intervals; CPU time of the thread that launches
+    last      the cost of sampling all the time (``--counters-last``): a CUDA graph that is limited by the GPU, each ms
+              and each 100 us, and a decode that is limited by the host, each ms. Sampling begins and ends within one
+              recording, while the program goes on, and each block has a whole number of the parts that are decoded;
+              pairs of blocks in random order, with their mean, its 95 % interval, and CPU time. All blocks go into OUT
     decoding  CPU time to decode a sample, and the longest time in which another thread of Python did not run; what
               a sample of clock, power and energy takes
     starts    30 recordings of a window each: memory before and after
@@ -43,6 +47,8 @@ import numpy as np
 import thence
 from captured_step import captured
 from command_line import run_parts
+from gpu_always import interval, trimmed_mean
+from gpu_paused import program
 from thence.capture.cuda import cupti
 from thence.capture.cuda.clocks import ClockSamples
 from thence.capture.cuda.pm_sampling import PmSampler, Room
@@ -58,7 +64,9 @@ FLOATS = (1_900_000, 3_800_000, 7_600_000, 19_000_000, 38_000_000)
 FLOP_A_CYCLE = 1024
 """FLOP of a tensor core's cycle, dense bfloat16, where cycles are summed over sub-partitions (GH100)."""
 WINDOW, EVERY = 0.04, 0.4
-TIMEOUT_S = 120
+SETTLE = 0.1
+"""Seconds that a program goes on after sampling began or ended, before a block."""
+TIMEOUT_S = 240
 
 
 def options(window: float = WINDOW, every: float = EVERY, **more: Any) -> thence.RecordOptions:
@@ -315,6 +323,101 @@ def _differences(name: str, log: Log, blocks: list[tuple[int, int, int]]) -> Non
                 print(f"  {state}, {what}: {statistics.mean(pairs):+.2%} +- {half:.2%} (n = {len(pairs)})")
 
 
+class Lasting:
+    """Begins and ends the sampling of the last seconds within one recording.
+
+    Attributes:
+        samples: how many were kept.
+    """
+
+    def __init__(self, recording: thence.Recording) -> None:
+        self._recorder = recording._recorder  # noqa: SLF001
+        self._windows = self._recorder._counters  # noqa: SLF001
+
+    @property
+    def samples(self) -> int:
+        """See above."""
+        return sum(window["samples"] for window in self._windows._windows)  # noqa: SLF001
+
+    def turn(self, step: Callable[[], None], *, on: bool) -> None:
+        """Samples, or does not; the program goes on meanwhile, so that the GPU gets neither cold nor fast.
+
+        Raises:
+            RuntimeError: sampling did not begin.
+        """
+        turning = threading.Thread(target=self._turn, kwargs={"on": on})
+        turning.start()
+        while turning.is_alive():
+            step()
+        if on != bool(self._windows._samplers):  # noqa: SLF001
+            raise RuntimeError(f"sampling did not {'begin' if on else 'end'}: {self._windows.facts()}")
+        began = time.perf_counter()
+        while time.perf_counter() - began < SETTLE:
+            step()
+
+    def _turn(self, *, on: bool) -> None:
+        windows, recorder = self._windows, self._recorder
+        windows._next = 0.0 if on else math.inf  # noqa: SLF001
+        if not on:
+            windows.hurry()
+        recorder._by_thread(recorder._look_at_counters if on else windows.finish, 20)  # noqa: SLF001
+
+
+def last(out: Path) -> None:
+    """See above."""
+    kinds = Kinds()
+    torch = kinds.torch
+    graph = captured(torch, lambda: [kinds.run[kind]() for kind in range(10)] * 40)
+
+    def replay() -> None:
+        graph.replay()
+        torch.cuda.synchronize()
+
+    for name, step, interval_us, seconds in (
+        ("graph", replay, 1000.0, 72),
+        ("decode", program("decode"), 1000.0, 50),
+        ("graph", replay, 100.0, 28),
+    ):
+        _cost_of_last(out, f"{name}_{interval_us:.0f}us", step, interval_us, seconds)
+
+
+def _cost_of_last(out: Path, name: str, step: Callable[[], None], interval_us: float, seconds: float) -> None:
+    """Prints by how much steps take longer while all the time is sampled."""
+    counters = thence.Counters(interval_us=interval_us, last_seconds=5.0)
+    clocks = time.perf_counter, time.thread_time, time.process_time
+    lasts = counters.part_seconds * math.ceil(0.5 / counters.part_seconds)
+    blocks: list[dict[str, Any]] = []
+    with thence.record(out / f"last_{name}", thence.RecordOptions(counters=counters, baseline=False)) as recording:
+        lasting, order = Lasting(recording), random.Random(0)
+        for_seconds(1.0, step)
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end or len(blocks) < 6:
+            for on in order.sample((True, False), 2):
+                lasting.turn(step, on=on)
+                steps, before = 0, [clock() for clock in clocks]
+                while time.perf_counter() - before[0] < lasts:
+                    step()
+                    steps += 1
+                spent = [(clock() - began) / steps for clock, began in zip(clocks, before, strict=True)]
+                blocks.append({"on": on, "steps": steps, "wall": spent[0], "own": spent[1], "all": spent[2]})
+        lasting.turn(step, on=False)
+    (out / f"last_{name}.json").write_text(json.dumps({"blocks": blocks}))
+    _print_pairs(name, blocks)
+    print(f"  {lasting.samples} samples kept, trouble {counters_of(out / f'last_{name}')['trouble']}", flush=True)
+
+
+def _print_pairs(name: str, blocks: list[dict[str, Any]]) -> None:
+    pairs = [(a, b) if a["on"] else (b, a) for a, b in zip(blocks[::2], blocks[1::2], strict=True)]
+    steps = statistics.median(off["wall"] for _, off in pairs)
+    print(f"{name}: {len(pairs)} pairs of blocks, {1e3 * steps:.3f} ms a step without")
+    for what, title in (("wall", "wall"), ("own", "CPU of the launching thread")):
+        losses = [100 * math.log(on[what] / off[what]) for on, off in pairs]
+        middle, half = trimmed_mean(losses)
+        print(f"  {title}: {interval(losses)} %; without the tenth at each end {middle:+.3f} +- {half:.3f} %")
+    others = [(on["all"] - on["own"]) / on["wall"] - (off["all"] - off["own"]) / off["wall"] for on, off in pairs]
+    print(f"  CPU of other threads: {interval(others)} s a second")
+
+
 def decoding(out: Path) -> None:
     """See above."""
     kinds, log, gaps, done = Kinds(), Log(), [], threading.Event()
@@ -566,7 +669,7 @@ def programs(out: Path) -> None:
 
 
 PARTS: dict[str, Callable[[Path], None]] = {
-    part.__name__: part for part in (sizes, truth, cost, decoding, starts, ends, beside, programs)
+    part.__name__: part for part in (sizes, truth, cost, last, decoding, starts, ends, beside, programs)
 }
 PROGRAMS: dict[str, Callable[[Path], None]] = {
     "train": train,
