@@ -10,10 +10,10 @@ Parts, each in a process of its own:
     cost      a CUDA graph that is limited by the GPU, and a loop of launches that is limited by the host, within one
               recording with windows of counters: time of blocks in windows, and while windows are opened and decoded,
               beside that of blocks between them, with 95 % intervals; CPU time of the thread that launches
-    last      the cost of sampling all the time (``--counters-last``): a CUDA graph that is limited by the GPU, each ms
-              and each 100 us, and a decode that is limited by the host, each ms. Sampling begins and ends within one
-              recording, while the program goes on, and each block has a whole number of the parts that are decoded;
-              pairs of blocks in random order, with their mean, its 95 % interval, and CPU time. All blocks go into OUT
+    last      the cost of sampling all the time (``--counters-last``), each ms. Of a CUDA graph that is limited by the
+              GPU: sampling begins and ends within one recording, while the program goes on; pairs of blocks in random
+              order, in which one part is decoded or nothing is sampled. Of a decode that is limited by the host: steps
+              beside the decoding of a part, and those just before and after, which are of the same speed of the host
     decoding  CPU time to decode a sample, and the longest time in which another thread of Python did not run; what
               a sample of clock, power and energy takes
     starts    30 recordings of a window each: memory before and after
@@ -236,13 +236,15 @@ class Log:
         self.begins: list[tuple[int, int]] = []
         self.stops: list[tuple[int, int]] = []
         self.finishes: list[tuple[int, int]] = []
+        self.takes: list[tuple[int, int]] = []
         self._wrap(CounterWindows, "_begin", self.begins)
         self._wrap(PmSampler, "stop", self.stops)
+        self._wrap(PmSampler, "take", self.takes)
         self._wrap(CounterWindows, "finish", self.finishes)
 
     def clear(self) -> None:
         """Forgets them."""
-        for times in (self.begins, self.stops, self.finishes):
+        for times in (self.begins, self.stops, self.finishes, self.takes):
             times.clear()
 
     def _wrap(self, owner: Any, name: str, times: list[tuple[int, int]]) -> None:
@@ -277,7 +279,7 @@ def cost(out: Path, seconds: float = 15.0) -> None:
     """See above."""
     kinds, log = Kinds(), Log()
     torch = kinds.torch
-    graph = captured(torch, lambda: [kinds.run[kind]() for kind in range(10)] * 2)
+    graph = captured(torch, lambda: [kinds.run[kind % 10]() for kind in range(20)])
     ones = torch.ones(1024, device="cuda")
 
     def launches() -> None:
@@ -365,45 +367,79 @@ class Lasting:
 
 def last(out: Path) -> None:
     """See above."""
-    kinds = Kinds()
+    kinds, log = Kinds(), Log()
     torch = kinds.torch
-    graph = captured(torch, lambda: [kinds.run[kind]() for kind in range(10)] * 40)
+    order = [0, *range(len(SIDES), len(SIDES) + len(FLOATS))] * 80  # below the power limit, so that the clock is steady
+    graph = captured(torch, lambda: [kinds.run[kind]() for kind in order])
 
     def replay() -> None:
         graph.replay()
         torch.cuda.synchronize()
 
-    for name, step, interval_us, seconds in (
-        ("graph", replay, 1000.0, 72),
-        ("decode", program("decode"), 1000.0, 50),
-        ("graph", replay, 100.0, 28),
-    ):
-        _cost_of_last(out, f"{name}_{interval_us:.0f}us", step, interval_us, seconds)
+    counters = thence.Counters(interval_us=1000.0, last_seconds=5.0)
+    for name, step, seconds in (("graph", replay, 75), ("decode", program("decode"), 45)):
+        log.clear()
+        with thence.record(out / f"last_{name}", thence.RecordOptions(counters=counters, baseline=False)) as recording:
+            lasting = Lasting(recording)
+            for_seconds(1.0, step)
+            if name == "graph":
+                blocks = _pairs(lasting, step, counters.part_seconds, seconds)
+                (out / f"last_{name}.json").write_text(json.dumps(blocks))
+                _print_pairs(name, blocks)
+            else:
+                lasting.turn(step, on=True)
+                log.clear()
+                steps = _for(step, seconds)
+                (out / f"last_{name}.json").write_text(json.dumps({"steps": steps, "takes": log.takes}))
+                _print_beside(name, steps, log.takes, counters.part_seconds)
+            lasting.turn(step, on=False)
+        print(f"  {lasting.samples} samples kept, trouble {counters_of(out / f'last_{name}')['trouble']}", flush=True)
 
 
-def _cost_of_last(out: Path, name: str, step: Callable[[], None], interval_us: float, seconds: float) -> None:
-    """Prints by how much steps take longer while all the time is sampled."""
-    counters = thence.Counters(interval_us=interval_us, last_seconds=5.0)
+def _for(step: Callable[[], None], seconds: float) -> list[tuple[int, int]]:
+    """Begin and end of each step, ns."""
+    times = [(0, time.perf_counter_ns())]
+    while times[-1][1] < times[0][1] + 1e9 * seconds:
+        step()
+        times.append((times[-1][1], time.perf_counter_ns()))
+    return times[1:]
+
+
+def _pairs(lasting: Lasting, step: Callable[[], None], part: float, seconds: float) -> list[dict[str, Any]]:
+    """Blocks in pairs, with and without; each is as long as a part, so that one is decoded in each with."""
     clocks = time.perf_counter, time.thread_time, time.process_time
-    lasts = counters.part_seconds * math.ceil(0.5 / counters.part_seconds)
     blocks: list[dict[str, Any]] = []
-    with thence.record(out / f"last_{name}", thence.RecordOptions(counters=counters, baseline=False)) as recording:
-        lasting, order = Lasting(recording), random.Random(0)
-        for_seconds(1.0, step)
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end or len(blocks) < 6:
-            for on in order.sample((True, False), 2):
-                lasting.turn(step, on=on)
-                steps, before = 0, [clock() for clock in clocks]
-                while time.perf_counter() - before[0] < lasts:
-                    step()
-                    steps += 1
-                spent = [(clock() - began) / steps for clock, began in zip(clocks, before, strict=True)]
-                blocks.append({"on": on, "steps": steps, "wall": spent[0], "own": spent[1], "all": spent[2]})
-        lasting.turn(step, on=False)
-    (out / f"last_{name}.json").write_text(json.dumps({"blocks": blocks}))
-    _print_pairs(name, blocks)
-    print(f"  {lasting.samples} samples kept, trouble {counters_of(out / f'last_{name}')['trouble']}", flush=True)
+    order, end = random.Random(0), time.perf_counter() + seconds
+    while time.perf_counter() < end or len(blocks) < 6:
+        for on in order.sample((True, False), 2):
+            lasting.turn(step, on=on)
+            before = [clock() for clock in clocks]
+            steps = len(_for(step, part))
+            spent = [(clock() - began) / steps for clock, began in zip(clocks, before, strict=True)]
+            blocks.append({"on": on, "steps": steps, "wall": spent[0], "own": spent[1], "all": spent[2]})
+    return blocks
+
+
+def _print_beside(name: str, steps: list[tuple[int, int]], takes: list[tuple[int, int]], part: float) -> None:
+    """Prints by how much steps while a part is decoded are longer than those just before and after."""
+    begin, end = np.array(steps).T
+    busy = np.zeros(len(begin), dtype=bool)
+    for first, last_ in takes:
+        busy |= (begin < last_) & (end > first)
+    losses, lasted = [], []
+    for first, last_ in takes:
+        during = (begin < last_) & (end > first)
+        near = ~busy & (end > first - 0.3e9) & (begin < last_ + 0.3e9)
+        if during.any() and near.sum() >= 4:
+            usual = float((end - begin)[near].mean())
+            losses.append(100 * float((end - begin)[during].sum() - usual * during.sum()) / (1e9 * part))
+            lasted.append((last_ - first) / 1e6)
+    print(
+        f"{name}: {len(steps)} steps of {statistics.median(end - begin) / 1e6:.3f} ms, {len(losses)} parts are decoded"
+    )
+    middle, half = trimmed_mean(losses)
+    print(f"  in {statistics.median(lasted):.1f} ms each, which costs {interval(losses)} % of the time")
+    print(f"  without the tenth at each end {middle:+.3f} +- {half:.3f} %")
 
 
 def _print_pairs(name: str, blocks: list[dict[str, Any]]) -> None:
