@@ -10,6 +10,10 @@ Parts, each in a process of its own:
     cost      a CUDA graph that is limited by the GPU, and a loop of launches that is limited by the host, within one
               recording with windows of counters: time of blocks in windows, and while windows are opened and decoded,
               beside that of blocks between them, with 95 % intervals; CPU time of the thread that launches
+    last      the cost of sampling all the time (``--counters-last``), each ms. Of a CUDA graph that is limited by the
+              GPU: sampling begins and ends within one recording, while the program goes on; pairs of blocks in random
+              order, in which one part is decoded or nothing is sampled. Of a decode that is limited by the host: steps
+              beside the decoding of a part, and those just before and after, which are of the same speed of the host
     decoding  CPU time to decode a sample, and the longest time in which another thread of Python did not run; what
               a sample of clock, power and energy takes
     starts    30 recordings of a window each: memory before and after
@@ -43,6 +47,8 @@ import numpy as np
 import thence
 from captured_step import captured
 from command_line import run_parts
+from gpu_always import interval, trimmed_mean
+from gpu_paused import program
 from thence.capture.cuda import cupti
 from thence.capture.cuda.clocks import ClockSamples
 from thence.capture.cuda.pm_sampling import PmSampler, Room
@@ -58,7 +64,9 @@ FLOATS = (1_900_000, 3_800_000, 7_600_000, 19_000_000, 38_000_000)
 FLOP_A_CYCLE = 1024
 """FLOP of a tensor core's cycle, dense bfloat16, where cycles are summed over sub-partitions (GH100)."""
 WINDOW, EVERY = 0.04, 0.4
-TIMEOUT_S = 120
+SETTLE = 0.1
+"""Seconds that a program goes on after sampling began or ended, before a block."""
+TIMEOUT_S = 240
 
 
 def options(window: float = WINDOW, every: float = EVERY, **more: Any) -> thence.RecordOptions:
@@ -228,13 +236,15 @@ class Log:
         self.begins: list[tuple[int, int]] = []
         self.stops: list[tuple[int, int]] = []
         self.finishes: list[tuple[int, int]] = []
+        self.takes: list[tuple[int, int]] = []
         self._wrap(CounterWindows, "_begin", self.begins)
         self._wrap(PmSampler, "stop", self.stops)
+        self._wrap(PmSampler, "take", self.takes)
         self._wrap(CounterWindows, "finish", self.finishes)
 
     def clear(self) -> None:
         """Forgets them."""
-        for times in (self.begins, self.stops, self.finishes):
+        for times in (self.begins, self.stops, self.finishes, self.takes):
             times.clear()
 
     def _wrap(self, owner: Any, name: str, times: list[tuple[int, int]]) -> None:
@@ -269,7 +279,7 @@ def cost(out: Path, seconds: float = 15.0) -> None:
     """See above."""
     kinds, log = Kinds(), Log()
     torch = kinds.torch
-    graph = captured(torch, lambda: [kinds.run[kind]() for kind in range(10)] * 2)
+    graph = captured(torch, lambda: [kinds.run[kind % 10]() for kind in range(20)])
     ones = torch.ones(1024, device="cuda")
 
     def launches() -> None:
@@ -313,6 +323,135 @@ def _differences(name: str, log: Log, blocks: list[tuple[int, int, int]]) -> Non
             if len(pairs) > 1:
                 half = 1.96 * statistics.stdev(pairs) / math.sqrt(len(pairs))
                 print(f"  {state}, {what}: {statistics.mean(pairs):+.2%} +- {half:.2%} (n = {len(pairs)})")
+
+
+class Lasting:
+    """Begins and ends the sampling of the last seconds within one recording.
+
+    Attributes:
+        samples: how many were kept.
+    """
+
+    def __init__(self, recording: thence.Recording) -> None:
+        self._recorder = recording._recorder  # noqa: SLF001
+        self._windows = self._recorder._counters  # noqa: SLF001
+
+    @property
+    def samples(self) -> int:
+        """See above."""
+        return sum(window["samples"] for window in self._windows._windows)  # noqa: SLF001
+
+    def turn(self, step: Callable[[], None], *, on: bool) -> None:
+        """Samples, or does not; the program goes on meanwhile, so that the GPU gets neither cold nor fast.
+
+        Raises:
+            RuntimeError: sampling did not begin.
+        """
+        turning = threading.Thread(target=self._turn, kwargs={"on": on})
+        turning.start()
+        while turning.is_alive():
+            step()
+        if on != bool(self._windows._samplers):  # noqa: SLF001
+            raise RuntimeError(f"sampling did not {'begin' if on else 'end'}: {self._windows.facts()}")
+        began = time.perf_counter()
+        while time.perf_counter() - began < SETTLE:
+            step()
+
+    def _turn(self, *, on: bool) -> None:
+        windows, recorder = self._windows, self._recorder
+        windows._next = 0.0 if on else math.inf  # noqa: SLF001
+        if not on:
+            windows.hurry()
+        recorder._by_thread(recorder._look_at_counters if on else windows.finish, 20)  # noqa: SLF001
+
+
+def last(out: Path) -> None:
+    """See above."""
+    kinds, log = Kinds(), Log()
+    torch = kinds.torch
+    order = [0, *range(len(SIDES), len(SIDES) + len(FLOATS))] * 80  # below the power limit, so that the clock is steady
+    graph = captured(torch, lambda: [kinds.run[kind]() for kind in order])
+
+    def replay() -> None:
+        graph.replay()
+        torch.cuda.synchronize()
+
+    counters = thence.Counters(interval_us=1000.0, last_seconds=5.0)
+    for name, step, seconds in (("graph", replay, 75), ("decode", program("decode"), 45)):
+        log.clear()
+        with thence.record(out / f"last_{name}", thence.RecordOptions(counters=counters, baseline=False)) as recording:
+            lasting = Lasting(recording)
+            for_seconds(1.0, step)
+            if name == "graph":
+                blocks = _pairs(lasting, step, counters.part_seconds, seconds)
+                (out / f"last_{name}.json").write_text(json.dumps(blocks))
+                _print_pairs(name, blocks)
+            else:
+                lasting.turn(step, on=True)
+                log.clear()
+                steps = _for(step, seconds)
+                (out / f"last_{name}.json").write_text(json.dumps({"steps": steps, "takes": log.takes}))
+                _print_beside(name, steps, log.takes, counters.part_seconds)
+            lasting.turn(step, on=False)
+        print(f"  {lasting.samples} samples kept, trouble {counters_of(out / f'last_{name}')['trouble']}", flush=True)
+
+
+def _for(step: Callable[[], None], seconds: float) -> list[tuple[int, int]]:
+    """Begin and end of each step, ns."""
+    times = [(0, time.perf_counter_ns())]
+    while times[-1][1] < times[0][1] + 1e9 * seconds:
+        step()
+        times.append((times[-1][1], time.perf_counter_ns()))
+    return times[1:]
+
+
+def _pairs(lasting: Lasting, step: Callable[[], None], part: float, seconds: float) -> list[dict[str, Any]]:
+    """Blocks in pairs, with and without; each is as long as a part, so that one is decoded in each with."""
+    clocks = time.perf_counter, time.thread_time, time.process_time
+    blocks: list[dict[str, Any]] = []
+    order, end = random.Random(0), time.perf_counter() + seconds
+    while time.perf_counter() < end or len(blocks) < 6:
+        for on in order.sample((True, False), 2):
+            lasting.turn(step, on=on)
+            before = [clock() for clock in clocks]
+            steps = len(_for(step, part))
+            spent = [(clock() - began) / steps for clock, began in zip(clocks, before, strict=True)]
+            blocks.append({"on": on, "steps": steps, "wall": spent[0], "own": spent[1], "all": spent[2]})
+    return blocks
+
+
+def _print_beside(name: str, steps: list[tuple[int, int]], takes: list[tuple[int, int]], part: float) -> None:
+    """Prints by how much steps while a part is decoded are longer than those just before and after."""
+    begin, end = np.array(steps).T
+    busy = np.zeros(len(begin), dtype=bool)
+    for first, last_ in takes:
+        busy |= (begin < last_) & (end > first)
+    losses, lasted = [], []
+    for first, last_ in takes:
+        during = (begin < last_) & (end > first)
+        near = ~busy & (end > first - 0.3e9) & (begin < last_ + 0.3e9)
+        if during.any() and near.sum() >= 4:
+            usual = float((end - begin)[near].mean())
+            losses.append(100 * float((end - begin)[during].sum() - usual * during.sum()) / (1e9 * part))
+            lasted.append((last_ - first) / 1e6)
+    print(
+        f"{name}: {len(steps)} steps of {statistics.median(end - begin) / 1e6:.3f} ms, {len(losses)} parts are decoded"
+    )
+    middle, half = trimmed_mean(losses)
+    print(f"  in {statistics.median(lasted):.1f} ms each, which costs {interval(losses)} % of the time")
+    print(f"  without the tenth at each end {middle:+.3f} +- {half:.3f} %")
+
+
+def _print_pairs(name: str, blocks: list[dict[str, Any]]) -> None:
+    pairs = [(a, b) if a["on"] else (b, a) for a, b in zip(blocks[::2], blocks[1::2], strict=True)]
+    steps = statistics.median(off["wall"] for _, off in pairs)
+    print(f"{name}: {len(pairs)} pairs of blocks, {1e3 * steps:.3f} ms a step without")
+    for what, title in (("wall", "wall"), ("own", "CPU of the launching thread")):
+        losses = [100 * math.log(on[what] / off[what]) for on, off in pairs]
+        middle, half = trimmed_mean(losses)
+        print(f"  {title}: {interval(losses)} %; without the tenth at each end {middle:+.3f} +- {half:.3f} %")
+    others = [(on["all"] - on["own"]) / on["wall"] - (off["all"] - off["own"]) / off["wall"] for on, off in pairs]
+    print(f"  CPU of other threads: {interval(others)} s a second")
 
 
 def decoding(out: Path) -> None:
@@ -566,7 +705,7 @@ def programs(out: Path) -> None:
 
 
 PARTS: dict[str, Callable[[Path], None]] = {
-    part.__name__: part for part in (sizes, truth, cost, decoding, starts, ends, beside, programs)
+    part.__name__: part for part in (sizes, truth, cost, last, decoding, starts, ends, beside, programs)
 }
 PROGRAMS: dict[str, Callable[[Path], None]] = {
     "train": train,

@@ -30,6 +30,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "libcupti": {"path": "/w/libcupti.so.13", "version": 130001, "functions": FUNCTIONS},
     "recording": {"kernel": "thence_doctor", "microseconds": 1.5},
     "graphs": {"node": 1 << 32},
+    "counters": {"sampled": ["tensor_cycles"]},
 }
 INSTALLED = {
     "torch": "2.11.0+cu130",
@@ -161,6 +162,27 @@ def test_counters_for_administrators_only_do_not_stop_a_recording(
     assert "--cap-add SYS_ADMIN" in found.cure
 
 
+@pytest.mark.parametrize(
+    ("code", "why", "cure", "stalls"),
+    [
+        (35, "are for administrators only here", "SYS_ADMIN", False),
+        (43, "not supported on this MIG device", "record without --counters", False),
+        (33, "not possible on this virtual device", "record without --counters", False),
+        (26, "another process, samples the counters", "each window is tried again", True),
+        (None, "the check was ended by SIGSEGV", "record without --counters", True),
+    ],
+)
+def test_what_sampling_meets_is_said_before_a_recording(code: int | None, why: str, cure: str, stalls: bool) -> None:
+    error = f"a call failed: {cupti._MEANINGS[code]}" if code else why
+    found = examined({"counters": {"error": error, "code": code}})
+    assert found["recording"].works
+    assert not found["counters"].works
+    assert why in found["counters"].found
+    assert cure in found["counters"].cure
+    assert found["stalls"].works == stalls
+    assert stalls or why in found["stalls"].found
+
+
 def test_a_libcupti_without_its_host_library_cannot_sample_counters() -> None:
     findings = {"libcupti": {**GOOD["libcupti"], "why_no_counters": "libnvperf_host.so is not beside it"}}
     found = examined(findings)
@@ -273,21 +295,22 @@ def tried(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 
 @pytest.mark.usefixtures("fakes")
 def test_the_trial_finds_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    driver, libcupti, recording, graphs = tried(capsys)
+    driver, libcupti, recording, graphs, counters = tried(capsys)
     assert driver["version"] == 13000
     assert driver["devices"] == [{"name": "GPU 0", "capability": [9, 0]}, {"name": "GPU 1", "capability": [9, 0]}]
     assert libcupti["version"] == 130000
     assert libcupti["functions"] == ["cuptiGetGraphNodeId", "InitializeInjectionNvtx2"]
     assert recording == {"step": "recording", "kernel": "thence_head_start", "microseconds": 1.5}
     assert graphs["node"] == (1 << 32) + 0x6B
-    found = doctor.examine({f.pop("step"): f for f in (driver, libcupti, recording, graphs)})
+    assert "libnvperf_host.so is not beside /w/libcupti.so.13" in counters["error"]
+    found = doctor.examine({f.pop("step"): f for f in (driver, libcupti, recording, graphs, counters)})
     assert {c.name for c in found if c.works} >= {"driver", "libcupti", "recording", "nvtx", "graphs"}
 
 
 def test_a_step_that_fails_does_not_stop_the_others(fakes: FakeDriver, capsys: pytest.CaptureFixture[str]) -> None:
     fakes.launched = str  # the kernel runs, and no record comes
     fakes.failing = "cuGraphCreate"
-    driver, _, recording, graphs = tried(capsys)
+    driver, _, recording, graphs, _ = tried(capsys)
     assert "error" not in driver
     assert "CUPTI recorded 0" in recording["error"]
     assert "cuGraphCreate failed with CUDA error 700" in graphs["error"]

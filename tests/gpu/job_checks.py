@@ -56,7 +56,7 @@ class Verdicts:
 
 
 def check(out: Path, names: list[str]) -> int:
-    """Check every program that was recorded; 1 if anything is wrong."""
+    """Check every program that was recorded; 1 if anything is wrong, or nothing was compared."""
     verdicts = Verdicts()
     for name in names:
         directory = out / name
@@ -75,7 +75,7 @@ def check(out: Path, names: list[str]) -> int:
         f"\n{verdicts.right} right, {len(verdicts.wrong)} wrong {sorted(set(verdicts.wrong))}, "
         f"{len(verdicts.lacking)} not checked {sorted(set(verdicts.lacking))}"
     )
-    return int(bool(verdicts.wrong))
+    return int(bool(verdicts.wrong) or not verdicts.right)
 
 
 def documents(out: Path, pattern: str) -> dict[int, dict[str, Any]]:

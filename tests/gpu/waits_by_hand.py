@@ -203,13 +203,14 @@ def _far_apart(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 def check(folder: Path, jobs: Iterable[str]) -> bool:
-    """Prints both for each job of a folder; returns whether all agree within `TOLERANCE_US`."""
+    """Prints both for each job of a folder; returns whether all are there and agree within `TOLERANCE_US`."""
     agree = True
     print(f"{'job':10}{'':12}{'instances':>10}{'waits us':>12}{'transfers':>10}{'us':>11}  late: rank times us")
     for job in jobs:
         paths = sorted(folder.glob(f"{job}_rank*.json.gz"))
         if not paths:
             print(f"{job:10}not there")
+            agree = False
             continue
         hand, said = by_hand(paths), by_thence(paths)
         for name, found in (("by hand", hand), ("thence", said)):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thence.capture.cuda.cupti import RIGHTS_CURE, TAKEN
+from thence.capture.cuda.cupti import BUSY, RIGHTS_CURE, TAKEN
 from thence.capture.cuda.cupti_owner import holder
 from thence.capture.launcher.first_use import SETTINGS, settings_of
 from thence.capture.recorder.options import options_of
@@ -41,6 +41,8 @@ _PROFILING_CAPABILITIES = (1 << 21) | (1 << 38)  # CAP_SYS_ADMIN, CAP_PERFMON
 _WITH = {"driver": "an NVIDIA GPU", "libcupti": "libcupti"}
 _NO_PRIVILEGE = 35
 """CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"""
+_NO_PROFILING = {33, 38, 40, 41, 42, 43, 44, 45}
+"""CUPTI's errors for devices that cannot be profiled at all: virtual ones, MIG, SLI and others."""
 _ROOM_BYTES = 2 << 30
 _OLDEST_JAX = (0, 6)
 _WITH_NODE_IDS = (2, 12)
@@ -101,6 +103,10 @@ class _Machine:
 
     def error(self, step: str) -> str | None:
         return self.findings[step].get("error")
+
+    def code(self, step: str) -> int | None:
+        """CUptiResult of a step that failed; None if CUPTI said none."""
+        return self.findings[step].get("code")
 
 
 def examine(findings: Mapping[str, Finding] | None = None, version: Versions | None = None) -> tuple[Capability, ...]:
@@ -170,8 +176,18 @@ def _recording(machine: _Machine) -> _Answer:
 
 def _counters(machine: _Machine) -> _Answer:
     refused = _not_sampled(machine, "hardware counters", "why_no_counters")
+    error = machine.error("counters")
+    if refused is None and error:
+        return _no(f"hardware counters cannot be sampled: {error}", _SAMPLING_CURES[machine.code("counters") == BUSY])
     works = "thence record --counters samples hardware counters, if no other tool samples the same GPU"
     return refused or _yes(works)
+
+
+_SAMPLING_CURES = {
+    True: "end the other one, or record: each window is tried again",
+    False: "record without --counters and --stalls; kernels, places and times are recorded all the same",
+}
+"""By whether another process samples the device."""
 
 
 def _stalls(machine: _Machine) -> _Answer:
@@ -189,8 +205,11 @@ def _not_sampled(machine: _Machine, what: str, why_not: str) -> _Answer | None:
     why = machine.findings["libcupti"].get(why_not)
     if why:
         return _no(f"{what} cannot be sampled: {why}", _CUPTI_CURE)
-    if _admins_only() and not _may_profile():
+    code = machine.code("counters")
+    if code == _NO_PRIVILEGE or (_admins_only() and not _may_profile()):
         return _no(f"{what} are for administrators only here", RIGHTS_CURE)
+    if code in _NO_PROFILING:
+        return _no(f"{what} cannot be sampled: {machine.error('counters')}", _SAMPLING_CURES[False])
     return None
 
 
@@ -224,7 +243,7 @@ def _samples_text() -> str:
 
 
 def _recording_cure(machine: _Machine) -> str:
-    code = machine.findings["recording"].get("code")
+    code = machine.code("recording")
     owner = holder() if code == TAKEN else None
     if owner:
         return f"{owner[0]} uses CUPTI: {owner[1]}"

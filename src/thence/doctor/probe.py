@@ -8,6 +8,7 @@ crash loses only what comes after. `probe` runs it and collects the lines:
               cannot sample hardware counters or stalls (None if it can)
     recording name of the kernel that was launched and recorded, and its duration
     graphs    id that CUPTI gives a node of a CUDA graph
+    counters  hardware counters that the first device sampled for a moment
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 Finding = dict[str, Any]
 """Results of a step, or {"error": a sentence}."""
 
-STEPS = ("driver", "libcupti", "recording", "graphs")
+STEPS = ("driver", "libcupti", "recording", "graphs", "counters")
 _PATIENCE_S = 90
 
 
@@ -94,6 +95,7 @@ def main() -> None:
         "libcupti": _libcupti,
         "recording": _recording,
         "graphs": _graphs,
+        "counters": _counters,
     }
     for step in STEPS:
         try:
@@ -160,6 +162,24 @@ def _graphs() -> Finding:
     call(driver, "cuGraphCreate", byref(graph), c_uint(0))
     call(driver, "cuGraphAddEmptyNode", byref(node), graph, None, c_size_t(0))
     return {"node": cupti.load().graph_node_id(node.value or 0)}
+
+
+def _counters() -> Finding:
+    """Samples hardware counters for a moment, as a recording would. The device has the context of `_recording`."""
+    from thence.capture.cuda.pm_sampling import PmSampler, Room  # need NumPy
+    from thence.capture.recorder.options import HARDWARE_BYTES, MAX_COUNTER_BYTES
+    from thence.model.counter_names import BY_NAME, DEFAULT
+    from thence.timing.kernel_times import KernelTimes
+
+    wanted = {name: metric for name in DEFAULT if (metric := BY_NAME[name].metric)}
+    with KernelTimes():
+        sampler = PmSampler(cupti.load(), 0, wanted, 1_000_000, Room(100, HARDWARE_BYTES, MAX_COUNTER_BYTES))
+        try:
+            sampler.start()
+            sampler.stop()
+        finally:
+            sampler.close()
+    return {"sampled": list(sampler.metrics)}
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ RUNTIME_API = 2
 MAX_CALLBACK_IDS = 4096
 """More callback ids than any domain has."""
 
+BUSY = 26
+"""CUPTI_ERROR_HARDWARE_BUSY: another process samples the device; seen on an H200."""
 TAKEN = 39
 """CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED: another profiler uses CUPTI."""
 
@@ -66,7 +68,7 @@ _MEANINGS = {
         "the driver, or use the libcupti of the driver's own CUDA version (THENCE_LIBCUPTI names one)"
     ),
     21: "this libcupti does not know the kind of record",
-    26: "another tool, or another process, samples the counters of this device",
+    BUSY: "another tool, or another process, samples the counters of this device",
     27: "it is not supported on this device",
     33: "profiling is not possible on this virtual device",
     35: f"the user has no right to profile: {RIGHTS_CURE}",

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from thence.capture.cuda.cuda_events import load_driver
-from thence.capture.cuda.cupti import CuptiError
-from thence.capture.cuda.pm_sampling import BUSY, PmSampler, Room, Samples
+from thence.capture.cuda.cupti import BUSY, CuptiError
+from thence.capture.cuda.pm_sampling import PmSampler, Room, Samples
 from thence.capture.cuda.synchronization import active_devices
 from thence.capture.recorder.options import HARDWARE_BYTES, MAX_COUNTER_BYTES
 from thence.errors import MissingRequirement
