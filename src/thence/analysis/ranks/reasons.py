@@ -197,7 +197,7 @@ _NOTHING = _Largest(0.0, None, None)
 def _largest(rows: pl.DataFrame, keys: tuple[str, ...]) -> dict[tuple[object, ...], _Largest]:
     """`_Largest` of the rows for each value of the keys; rows: name, late_ns, other_ns."""
     extra = rows.with_columns(more=pl.col("late_ns") - pl.col("other_ns"))
-    found = (
+    largest = (
         extra.sort("more", "name", descending=[True, False])
         .group_by(keys)
         .agg(
@@ -206,7 +206,7 @@ def _largest(rows: pl.DataFrame, keys: tuple[str, ...]) -> dict[tuple[object, ..
             most=pl.col("more").filter(pl.col("name").is_not_null()).first(),
         )
     )
-    return {row[: len(keys)]: _Largest(*row[len(keys) :]) for row in found.rows()}
+    return {row[: len(keys)]: _Largest(*row[len(keys) :]) for row in largest.rows()}
 
 
 def _compared_steps(
@@ -340,9 +340,9 @@ class _Pairs:
         if amount <= 0:
             return []
         more = {
-            str(cause): found.total
-            for (of_pair, cause, by), found in self.of_idle.items()
-            if of_pair == pair and by == "cause" and found.total > 0
+            str(cause): largest.total
+            for (of_pair, cause, by), largest in self.of_idle.items()
+            if of_pair == pair and by == "cause" and largest.total > 0
         }
         if not more:
             return [_row("unknown", "cause", None, amount, "idle time without a known cause in these steps")]
