@@ -17,7 +17,7 @@ import thence
 from fuzz.batches import RUN
 from fuzz.formats import FORMATS, Format
 from fuzz.mutations import damaged, mutated
-from fuzz.run import INSIDE
+from fuzz.run import ALONE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,7 +54,7 @@ def test_seeds_are_small_and_sound(of: Format, tmp_path_factory: pytest.TempPath
     assert sum(p.stat().st_size for p in files) < 200_000
     if of.name == "store":
         assert thence.open(path).report().sum_ns > 0
-    elif of.name not in ("hlo", *INSIDE):
+    elif of.name not in ("hlo", *ALONE):
         from thence.readers.registry import read
 
         tables = read([str(folder if of.name == "recording" else path)])
