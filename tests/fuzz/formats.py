@@ -523,8 +523,8 @@ def _recorded(tree: Tree, folder: Path) -> Path:
 # ---- A store
 
 
-def _stored_trace() -> bytes:
-    return _json(_kineto())
+def _stored_inputs(folder: Path) -> list[Path]:
+    return [_as_json("trace.json")(_kineto(), folder), _recorded(_recording(), folder)]
 
 
 FORMATS = (
@@ -544,7 +544,7 @@ FORMATS = (
     Format("arrow", _nsight, _folder_of("arrow"), probed=True),
     Format("nsys-jax", _nsys_jax, _zipped, probed=True),
     Format("recording", _recording, _recorded),
-    Format("store", lambda: store_tree(_stored_trace()), store_writer(_stored_trace, _columns, _frame), probed=True),
+    Format("store", lambda: store_tree(_stored_inputs), store_writer(_stored_inputs, _columns, _frame), probed=True),
     Format("inside", thence_buffer, buffer_writer(".npz")),
     Format("mosaic", mosaic_buffer, buffer_writer(".npy")),
     Format("flashinfer", flashinfer_tree, buffer_writer(".npy")),
