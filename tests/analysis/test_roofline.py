@@ -327,3 +327,9 @@ def test_flop_per_second_say_of_what_share_of_a_rows_time_they_are(tmp_path: Pat
     assert found.rows["modelled_share"].item() == pytest.approx(1.0)
     (dot,) = found.to_frame().select(pl.col("flop_share") * pl.col("total_ns")).to_series().to_list()
     assert dot == pytest.approx(250_000)
+
+
+def test_headroom_of_collectives_is_said_to_hold_waits(trace: thence.Trace) -> None:
+    text = "the headroom of work bound by a link includes waits of collectives for other ranks"
+    assert text in thence.open(DATA / "torch_fsdp_rank0.json.gz").roofline("kernel").remarks()
+    assert text not in trace.roofline("kernel").remarks()

@@ -91,6 +91,7 @@ def test_one_run_a_side_judges_only_where_that_is_wanted(folder: Path, capsys: p
     assert thence(*pair, "--fail-on", "label:forward/mlp>5%") == 2
     assert "--within-run" in capsys.readouterr().err
     assert thence(*pair, "--fail-on", "label:forward/mlp>5%", "--within-run") == 1
+    assert "label:forward/mlp>5%: exceeded between these two runs: " in capsys.readouterr().out
     assert thence(*pair) == 0
     assert capsys.readouterr().out.startswith("one run per side: step ")
 

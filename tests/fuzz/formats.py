@@ -96,10 +96,18 @@ def _inspector() -> Tree:
     return [json.loads(line) for line in text.splitlines()[:ROWS]]
 
 
-def _as_lines(tree: Tree, folder: Path) -> Path:
-    path = folder / "vm-pid784.log"
-    path.write_bytes(b"".join(_json(line) + b"\n" for line in (tree if isinstance(tree, list) else [tree])))
-    return path
+def _lines_of(file: str) -> Callable[[], Tree]:
+    return lambda: [json.loads(line) for line in (DATA / file).read_bytes().splitlines()[:ROWS]]
+
+
+def _as_lines(name: str) -> Callable[[Tree, Path], Path]:
+    def write(tree: Tree, folder: Path) -> Path:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"".join(_json(line) + b"\n" for line in (tree if isinstance(tree, list) else [tree])))
+        return path
+
+    return write
 
 
 def _flight_recorder() -> Tree:
@@ -271,7 +279,20 @@ def _nsight() -> Tree:
                 names = [column[0] for column in cursor.description]
                 if rows:
                     tree[table] = {n: [row[i] for row in rows] for i, n in enumerate(names)}
-    return tree
+    return tree | _gpu_metrics(min(tree["CUPTI_ACTIVITY_KIND_KERNEL"]["start"]))
+
+
+def _gpu_metrics(start: int) -> Tree:
+    """What `--gpu-metrics-devices` adds to an export: no recording of ours has it."""
+    metrics = ("GPC Clock Frequency [MHz]", "Tensor Active [Throughput %]", "DRAM Read Bandwidth [Throughput %]")
+    types, samples = len(metrics) * [1 << 32], range(ROWS)
+    return {
+        "TARGET_INFO_GPU_METRICS": {"typeId": types, "metricId": [*range(len(metrics))], "metricName": list(metrics)},
+        "GPU_METRICS": {
+            "timestamp": [start + 10_000 * (i // len(metrics)) for i in samples], "typeId": ROWS * [1 << 32],
+            "metricId": [i % len(metrics) for i in samples], "value": [(1500, 80, 10)[i % 3] for i in samples],
+        },
+    }  # fmt: skip
 
 
 def _columns(table: Tree) -> dict[str, list[Any]]:
@@ -416,29 +437,44 @@ def _recording() -> Tree:
     place = DATA / "recording/two_ranks/host-rank0-631"
     tree: dict[str, Any] = {"recording.json": json.loads((place / "recording.json").read_text())}
     tree["recording.json"]["version"] = 3
+    kernels = pl.read_ipc(place / "kernels-000001.arrow").head(ROWS)
     for table, schema in SCHEMAS.items():
         file = place / f"{table}-000001.arrow"
-        if not file.is_file():
-            continue
-        rows = pl.read_ipc(file).head(8 * ROWS if table == "names" else ROWS)
+        rows = pl.read_ipc(file).head(8 * ROWS if table == "names" else ROWS) if file.is_file() else kernels
         columns = {
             name: rows[name].cast(pl.String).to_list() if dtype == pl.String
             else rows[name].cast(pl.Int64, wrap_numerical=True, strict=False).fill_null(-1).to_numpy()
             for name, dtype in schema.items() if name in rows.columns
         }  # fmt: skip
+        if not file.is_file():
+            columns = _made_rows(schema, {name: np.asarray(cells) for name, cells in columns.items()}, kernels)
         tree[f"{table}-000001.npz"] = _members(encode(columns))
-        if table == "kernels":
-            start = int(columns["start"].min()) + 10_000 * np.arange(ROWS)
-            counted = {"tensor_cycles": np.arange(ROWS) + 0.5, "sm_elapsed_cycles": np.full(ROWS, 18_000.0)}
-            devices = np.full(ROWS, int(columns["device"][0]))
-            samples = {"device": devices, "start": start, "end": start + 10_000, **counted}
-            tree["counters-000001.npz"] = _members(encode(samples))
-            named = dict.fromkeys(("kernel", "file", "reason"), columns["name"])
-            stalls = {"device": devices, **named, "line": np.arange(ROWS), "samples": np.arange(ROWS)}
-            tree["stalls-000001.npz"] = _members(encode(stalls))
-    tree["recording.json"]["counters"] = {"interval_ns": 10_000, "left_out": {"warps": "no"}, "windows": []}
-    tree["recording.json"]["stalls"] = {"period_cycles": 65_536, "samples": 99, "unplaced": 7, "trouble": None}
+    about = tree["recording.json"]
+    first = int(kernels["start"].min())  # type: ignore[arg-type]
+    about["counters"] = {"interval_ns": 10_000, "left_out": {"warps": "no"}, "windows": []}
+    about["stalls"] = {"period_cycles": 65_536, "samples": 99, "unplaced": 7, "trouble": None}
+    about["ring"] = {"windows": 1, "asked": 1, "rows": {"kernels": 5}, "parts": {"kernels": [0]}}
+    asked = [{"step": 3, "why": "a slow step"}]
+    about["sampling"] = {"every": 9, "steps": 99, "interval": 9, "windows": 11, "requests": asked, "cost_share": 0.01}
+    about["plain_steps"] = {"since_ns": first, "trouble": None}
+    about["clocks"] = [{"device": 0, "times_ns": [first, first + 9], "mhz": [1500, 1400]}]
+    about["process_memory"] = [{"device": 0, "times_ns": [first, first + 9], "bytes": [1 << 20, 1 << 21]}]
     return tree
+
+
+def _made_rows(schema: dict[str, Any], known: dict[str, Any], kernels: pl.DataFrame) -> dict[str, Any]:
+    """Rows of a table that the recording lacks: times and devices as kernels have them, else small numbers."""
+    starts, number = kernels["start"].cast(pl.Int64).sort().to_numpy(), np.arange(ROWS)
+    same = {
+        **dict.fromkeys(("number", "place", "line", "frame", "samples"), number + 1), "kind": 1 + number % 5,
+        **dict.fromkeys(("parent", "thread", "state"), 0 * number), "duration": 0 * number + 10_000,
+        "operation": 1 + number % 2, "memory": 0 * number + 3, "address": number // 2,
+        "time": starts, "until": starts + 5_000,
+    } | known | dict.fromkeys(("name", "kernel", "file", "reason", "detail", "metadata"), number + 1)  # fmt: skip
+    return {
+        name: same[name] if name in same else number + 0.5 if dtype == pl.Float64 else number
+        for name, dtype in schema.items()
+    }
 
 
 def _members(content: bytes) -> Tree:
@@ -487,8 +523,8 @@ def _recorded(tree: Tree, folder: Path) -> Path:
 # ---- A store
 
 
-def _stored_trace() -> bytes:
-    return _json(_kineto())
+def _stored_inputs(folder: Path) -> list[Path]:
+    return [_as_json("trace.json")(_kineto(), folder), _recorded(_recording(), folder)]
 
 
 FORMATS = (
@@ -498,7 +534,7 @@ FORMATS = (
     Format("pickle", _annotations, _pickled),
     Format("calls", _flight_recorder, _as_json("fr_trace_0.json")),
     Format("calls-pickle", _flight_recorder, _pickled_calls),
-    Format("inspector", _inspector, _as_lines),
+    Format("inspector", _inspector, _as_lines("vm-pid784.log")),
     Format("snapshot", _snapshot, _pickled_snapshot),
     Format("xplane", _xplane, _written_protobuf("a.xplane.pb")),
     Format("hlo", _hlo, _written_protobuf("a.hlo.pb")),
@@ -508,9 +544,13 @@ FORMATS = (
     Format("arrow", _nsight, _folder_of("arrow"), probed=True),
     Format("nsys-jax", _nsys_jax, _zipped, probed=True),
     Format("recording", _recording, _recorded),
-    Format("store", lambda: store_tree(_stored_trace()), store_writer(_stored_trace, _columns, _frame), probed=True),
+    Format("store", lambda: store_tree(_stored_inputs), store_writer(_stored_inputs, _columns, _frame), probed=True),
     Format("inside", thence_buffer, buffer_writer(".npz")),
     Format("mosaic", mosaic_buffer, buffer_writer(".npy")),
     Format("flashinfer", flashinfer_tree, buffer_writer(".npy")),
     Format("proton", proton_tree, buffer_writer(".npy")),
+    Format(
+        "summaries", _lines_of("watch/node-rank0-100/summaries.jsonl"), _as_lines("run/node-rank0-1/summaries.jsonl")
+    ),
+    Format("history", _lines_of("history/slower.jsonl"), _as_lines("history.jsonl")),
 )

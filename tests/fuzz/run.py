@@ -59,8 +59,23 @@ CHECKED = 0.25
 """Part of the cases with a verb that are read once more, by `thence.open` and `self_check`: that costs as much."""
 WAIT = 15
 """So many times that long may a case take by the clock."""
-INSIDE = ("inside", "mosaic", "flashinfer", "proton")
-"""Formats that `thence inside` alone reads."""
+INSIDE = ("inside", "--clock-ghz", "1.7", "INPUT", "-o")
+ALONE: dict[str, tuple[tuple[str, ...], ...]] = {
+    **dict.fromkeys(
+        ("inside", "mosaic", "flashinfer", "proton"),
+        tuple((*INSIDE, f"FOLDER/out.{ending}") for ending in ("json", "pftrace", "parquet")),
+    ),
+    "summaries": (
+        ("top", "FOLDER/..", "--once", "--since", "1000000000"),
+        ("top", "FOLDER/..", "--once", "--since", "1000000000", "--format", "json"),
+    ),
+    "history": (
+        ("history", "--keep", "INPUT"),
+        ("history", "--keep", "INPUT", "--format", "json"),
+        ("history", "--keep", "INPUT", "--new", "GOOD"),
+    ),
+}
+"""Formats that one verb alone reads, and how it is called; FOLDER is that of the input."""
 MAX_BYTES = 1 << 30
 
 
@@ -118,9 +133,9 @@ def try_one(of: Format, path: Path, dice: random.Random, *, through_verbs: bool)
     Raises:
         Failure: something but a result or a sentence came of it.
     """
-    if of.name in INSIDE:
-        out = dice.choice(("out.json", "out.pftrace", "out.parquet"))
-        _verb(["inside", str(path), "--clock-ghz", "1.7", "-o", str(path.parent / out)])
+    if of.name in ALONE:
+        places = {"FOLDER": str(path.parent), "GOOD": str(TRACES["labels"]), "INPUT": str(path)}
+        _verb([_filled(word, places) for word in dice.choice(ALONE[of.name])])
         return
     beside = ["--hlo", str(path)] if of.name == "hlo" else []
     if of.name in TRACES:

@@ -1,4 +1,4 @@
-"""Stores that are fuzzed: the descriptions as trees of JSON, and the tables as lists of cells."""
+"""The store that is fuzzed: the descriptions as trees of JSON, and the tables as lists of cells."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
     from fuzz.mutations import Tree
 
+    Inputs = Callable[[Path], list[Path]]
+
 _JSON = (".json",)
 
 
 @dataclass(frozen=True)
 class _Store:
-    """The store of one trace.
+    """A store.
 
     Attributes:
         tree: {path: JSON, or {column: cells}}.
@@ -37,10 +39,10 @@ class _Store:
 
 
 @functools.cache
-def _store(trace: bytes) -> _Store:
+def _store(inputs: Inputs) -> _Store:
     store = _Store({}, {}, {})
     with tempfile.TemporaryDirectory() as name:
-        for path in _files(Path(name), trace):
+        for path in _files(Path(name), inputs):
             inside = str(path.relative_to(Path(name) / "a.store"))
             if path.suffix in _JSON:
                 store.tree[inside] = json.loads(path.read_bytes())
@@ -53,26 +55,25 @@ def _store(trace: bytes) -> _Store:
     return store
 
 
-def store_tree(trace: bytes) -> Tree:
-    """The store of one trace: {path: JSON, or {column: cells}}."""
-    return _store(trace).tree
+def store_tree(inputs: Inputs) -> Tree:
+    """The store of inputs, which are written into a folder: {path: JSON, or {column: cells}}."""
+    return _store(inputs).tree
 
 
-def _files(folder: Path, trace: bytes) -> list[Path]:
-    (folder / "trace.json").write_bytes(trace)
-    stored(folder / "a.store", [folder / "trace.json"], host=True)
+def _files(folder: Path, inputs: Inputs) -> list[Path]:
+    stored(folder / "a.store", inputs(folder), host=True, add=True)
     return sorted(path for path in (folder / "a.store").rglob("*") if path.is_file())
 
 
 def store_writer(
-    trace: Callable[[], bytes],
+    inputs: Inputs,
     columns: Callable[[Tree], dict[str, list[Any]]],
     frame: Callable[[dict[str, list[Any]]], pl.DataFrame],
 ) -> Callable[[Tree, Path], Path]:
     """Writes a tree as a store: tables that are not mutated as they were, of others columns that still fit."""
 
     def write(tree: Tree, folder: Path) -> Path:
-        whole = _store(trace())
+        whole = _store(inputs)
         store = folder / "a.store"
         store.mkdir()
         for name, value in tree.items() if isinstance(tree, dict) else []:

@@ -34,7 +34,7 @@ VERBS = (
 """OUT is a folder, GOOD a sound trace, INPUT the mutated one once more."""
 OTHERS = {
     "record": "starts programs",
-    "top": "reads summaries, which are a format of their own here",
+    "top": "reads summaries, a format of their own that no other verb reads",
     "doctor": "reads no trace",
     "mcp": "serves a folder; what it answers are the verbs above",
     "demo": "reads the trace of the package",

@@ -109,6 +109,7 @@ def rooflines_of_known_devices(trace: Attributed) -> pl.DataFrame:
 
 BOUND_SUMS = tuple(f"{bound}_bound_ns" for bound in BOUNDS)
 """Time of the work that each of `BOUNDS` decides."""
+LINKS_WAIT = "the headroom of work bound by a link includes waits of collectives for other ranks"
 WORK_SUMS = ("flop", "flop_ns", "bytes", "bytes_ns", "modelled_ns", "headroom_ns", *BOUND_SUMS)
 """Columns of `work_of_parts`. They add up over parts, activities and ranks."""
 USE = ("tflops", "gbps", "peak_share", "bound")

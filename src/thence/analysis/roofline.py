@@ -15,6 +15,7 @@ import polars as pl
 
 from thence.analysis.activity_rooflines import (
     BOUNDS,
+    LINKS_WAIT,
     REASONS,
     activity_rooflines,
     attainable_peaks,
@@ -233,7 +234,8 @@ class Roofline(Answer):
         )
         counted = () if self.counters is None else self.counters.remarks(self.measured)
         wide = (self.wide_text,) if self.wide_text else ()
-        return (*wide, *sorted(peaks, reverse=True), *clocks, *self._clock_as_cause(), *unknown, *counted)
+        links = (LINKS_WAIT,) if (self.rows["bound"] == "link").any() else ()
+        return (*wide, *links, *sorted(peaks, reverse=True), *clocks, *self._clock_as_cause(), *unknown, *counted)
 
     def _clock_as_cause(self) -> Iterator[str]:
         """How much of the sampled time is a clock below that of the peaks, in rows that compute decides."""

@@ -10,6 +10,7 @@ joined in one file.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -190,7 +191,7 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
             gpu = activities.select(pl.col(old).alias(name) for name, old in GPU_COLUMNS.items())
             own = set(GPU_COLUMNS.values())
             places = _typed_places(activities.drop(own))
-        tables: dict[str, Any] = {name: _typed(read_table(folder, name), schema) for name, schema in _TABLES.items()}
+        tables: dict[str, Any] = {name: _table(folder, name) for name in _TABLES}
         if tables["collectives"]["gpu"].null_count():
             raise ValueError("collectives without an activity")
         shares = read_table(folder, "shares")
@@ -213,6 +214,17 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
             message = "has tables that refer to rows that do not exist: create the store again with thence ingest"
             raise DamagedInput(str(folder), message) from error
     return renumbered(sound, new) if new else sound
+
+
+def _table(folder: Path, name: str) -> pl.DataFrame:
+    written = read_table(folder, name)
+    return _nothing(name) if written is None else _typed(written, _TABLES[name])
+
+
+@cache
+def _nothing(name: str) -> pl.DataFrame:
+    """A table without rows, made once: most parts lack most tables."""
+    return pl.DataFrame(schema=dict(_TABLES[name]))
 
 
 def _typed_places(places: pl.DataFrame) -> pl.DataFrame:

@@ -115,6 +115,15 @@ def test_impossible_counts_are_unknown(tmp_path: Path) -> None:
     trace.roofline("kernel")
 
 
+def test_a_device_that_is_none_has_no_counters_and_no_stalls(tmp_path: Path) -> None:
+    stall = {"device": 1, "kernel": 1, "file": 1, "line": 1, "reason": 1, "samples": 4}
+    tables = {"names": [NAMES], "kernels": [[kernel(device=1)]], "counters": [[{**SAMPLES[0], "device": 1 << 40}]],
+              "stalls": [[{**stall, "device": 1 << 40}, stall]]}  # fmt: skip
+    found = thence.open(written(tmp_path / "a", tables, devices=DEVICES)).tables
+    assert not found.counters.height
+    assert found.stalls.select("device", "samples").rows() == [(1, 4)]
+
+
 def test_a_store_keeps_them(tmp_path: Path) -> None:
     folder = recording(tmp_path / "a")
     stored(tmp_path / "store", [folder])

@@ -136,6 +136,17 @@ def test_host_rows_of_samples_are_frames_inside_of_the_line_that_called_them() -
     ]  # fmt: skip
 
 
+def test_samples_in_places_whose_names_are_lost_have_no_rows() -> None:
+    rows = [(1, LINE, 0, None, None, 5), (2, LINE, 0, "load", "train.py", 9), (3, FRAME, 0, None, None, 171)]
+    schema = ["number", "kind", "parent", "name", "detail", "line"]
+    places = pl.DataFrame(rows, schema=schema, orient="row", schema_overrides={"name": pl.String, "detail": pl.String})
+    noted = dict.fromkeys(("counter", "time", "thread", "place", "flags"), pl.Int64)
+    nothing = pl.DataFrame(schema={"thread": pl.Int64, "start": pl.Int64, "end": pl.Int64, "category": pl.String})
+    cells = Cells(*(np.array(pair) for pair in ((1, 1), (20, 50), (40, 80), (1, 2), (3, 3), (SLEEP, SLEEP))))
+    found = place_ranges(boundaries_of(pl.DataFrame(schema=noted)), places, nothing, 200, cells)
+    assert found.select(pl.col("name").cast(pl.String), "start", "end").rows() == [("train.py(9): load", 50, 80)]
+
+
 def test_frames_of_samples_are_cut_where_a_named_range_begins() -> None:
     places = pl.DataFrame(
         [(1, LINE, 0, "main", "train.py", 0), (2, FRAME, 0, "main", "train.py", 7)],

@@ -87,3 +87,11 @@ def test_the_reasons_and_parts_of_a_step_are_those_of_the_job(job: Job) -> None:
     steps = {f"rank {rank} GPU 0": ns for rank, ns in job.ranks.select("rank", "step_ns").rows()}
     for name, total in parts.rows():
         assert total == pytest.approx(steps[name.removesuffix(" - late")], rel=0.02), name
+
+
+def test_a_rank_without_a_step_says_so(job: Job) -> None:
+    first = pl.int_range(pl.len()) == 0
+    none = job.ranks.with_columns(pl.when(~first).then(pl.col("step_ns", "caused_share")))
+    texts = list(ranks_chart(replace(job, ranks=none, reasons=())).rows.values())
+    assert texts[0] == "no step, caused 0.0 %"
+    assert "no step" not in "".join(texts[1:])

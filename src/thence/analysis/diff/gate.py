@@ -71,6 +71,7 @@ class Gate:
         before_ns, after_ns: time of the row per step.
         low_ns, high_ns: 95 % interval of the excess over the bound, negative below it; None if the noise is unknown.
         new: of a bound of new rows, their names, that with most time first.
+        within_runs: whether the noise between runs is not known, so that the interval is that of the noise within each.
     """
 
     bound: Bound
@@ -80,6 +81,7 @@ class Gate:
     low_ns: float | None
     high_ns: float | None
     new: tuple[str, ...] = ()
+    within_runs: bool = False
 
     def fails(self, *, strict: bool) -> bool:
         """Whether the gate fails: the bound is exceeded or, if strict, may be, and the row did not become faster."""
@@ -105,7 +107,8 @@ class Gate:
         if self.low_ns is None or self.high_ns is None:
             return f"{self.bound.text}: {self.verdict}: {times}; the noise is unknown"
         low, high = (f"{format_ns(abs(ns))} {'above' if ns > 0 else 'below'}" for ns in (self.low_ns, self.high_ns))
-        return f"{self.bound.text}: {self.verdict}: {times}; from {low} to {high} the bound (95 %)"
+        judged = f"{self.verdict} between these two runs" if self.within_runs else self.verdict
+        return f"{self.bound.text}: {judged}: {times}; from {low} to {high} the bound (95 %)"
 
 
 def parse_bound(text: str) -> Bound:
@@ -155,7 +158,8 @@ def judge(means: RunMeans, before: Sequence[int], after: Sequence[int], bounds: 
     Raises:
         MissingData: neither side has the row of a bound.
     """
-    return tuple(_judged(means, before, after, bound) for bound in bounds)
+    within_runs = needs_runs(len(before), len(after))
+    return tuple(replace(_judged(means, before, after, bound), within_runs=within_runs) for bound in bounds)
 
 
 def _judged(means: RunMeans, before: Sequence[int], after: Sequence[int], bound: Bound) -> Gate:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from thence.analysis.activity_rooflines import LINKS_WAIT
 from thence.analysis.explain.finding import (
     MAX_ROWS,
     SENTENCE_WIDTH,
@@ -710,8 +711,7 @@ def _headroom(composed: Composed, roofline: Roofline, command: Command) -> Itera
         "headroom",
         f"{roofline.heading} {quoted(place, roofline.by)} is furthest above the roofline: by {headroom} of its "
         f"{format_ns(row['total_ns'])} ({format_share(row['share'], 1)} of all known headroom) in {composed.whole}; "
-        f"most of its modelled time is "
-        f"bound by {row['bound']}",
+        f"most of its modelled time is bound by {row['bound']}{f'; {LINKS_WAIT}' if row['bound'] == 'link' else ''}",
         float(row["headroom_ns"]),
         "ns",
         command,

@@ -392,9 +392,9 @@ class _Tree:
         return np.where(self._numbers[position] == numbers, position + 1, 0)
 
     def of_kind(self, numbers: Int64, kind: int) -> Int64:
-        """Rows of places with these numbers, 0 for those of other kinds."""
+        """Rows of places with these numbers, 0 for those of other kinds or without a name."""
         rows = self.of(numbers)
-        return np.where(self.kind[rows] == kind, rows, 0)
+        return np.where((self.kind[rows] == kind) & (self.depth[rows] > 0), rows, 0)
 
 
 def _shown() -> pl.Expr:

@@ -41,6 +41,8 @@ _UNENDED = "without an end, because the recording ended first"
 _MAX_LINE = (1 << 31) - 1
 _MAX_SAMPLES = 1 << 40
 """Of one row; sums of all rows that a part may hold fit int64."""
+_DEVICE = pl.col("device").cast(pl.Int32(), strict=False)
+"""Null where it is none."""
 _MAX_REQUESTS = 10
 """Windows that were asked for, and are named."""
 _UNTIMED = (
@@ -214,13 +216,14 @@ def _step_times(folder: Folder, zero_ns: int, rank: int) -> pl.DataFrame:
 
 
 def _counters(folder: Folder, zero_ns: int, rank: int) -> pl.DataFrame:
-    samples = folder.table(COUNTERS_TABLE).drop_nulls(["device", "start", "end"]).sort("device", "start")
+    samples = folder.table(COUNTERS_TABLE).with_columns(_DEVICE).drop_nulls(["device", "start", "end"])
+    samples = samples.sort("device", "start")
     times = samples.with_columns(pl.col("start", "end") - zero_ns, pl.selectors.float().fill_nan(None))
     return COUNTERS.frame(times.with_columns(rank=pl.lit(rank)).to_dict())
 
 
 def _stalls(folder: Folder, names: pl.DataFrame, rank: int) -> pl.DataFrame:
-    rows = folder.table(STALLS_TABLE).filter(pl.col("samples") > 0).drop_nulls("device")
+    rows = folder.table(STALLS_TABLE).filter(pl.col("samples") > 0).with_columns(_DEVICE).drop_nulls("device")
     for column in ("kernel", "file", "reason"):
         texts = names.select(pl.col("number").alias(column), pl.col("text").alias(f"{column}_text"))
         rows = rows.join(texts, on=column, how="left", maintain_order="left")

@@ -34,6 +34,7 @@ _BAND = {
 }
 """Name and colour of each part of a run, roughly in the order of time."""
 _MAX_RANKS = 12
+_NO_STEP = "no step"
 _MAX_NAMED = 4
 
 
@@ -119,17 +120,16 @@ def ranks_chart(job: Job) -> Chart:
         "A step of each rank",
         "At the right: the mean step, and the waits of others that the rank caused, of a step.",
     )
-    texts = {
-        row["name"]: f"{format_ns(row['step_ns'])}, caused {format_share(row['caused_share'], 1)}"
-        for row in rows.iter_rows(named=True)
-    }
+    steps = [_NO_STEP if step is None else format_ns(step) for step in rows["step_ns"]]
+    caused = [format_share(share or 0, 1) for share in rows["caused_share"]]
+    texts = {name: f"{step}, caused {share}" for name, step, share in zip(rows["name"], steps, caused, strict=True)}
     if shown:
         title = "A step of the ranks for which the others wait most"
     if not job.ranks["caused_share"].sum():
         title = f"A step of {several(rows.height, 'rank')}" if shown else title
         waits = "Which rank waits for which is not known" if job.ranks["unknown_ns"].sum() else _NO_WAITS
         caption = f"{waits}. At the right: the mean step."
-        texts = {row["name"]: format_ns(row["step_ns"]) for row in rows.iter_rows(named=True)}
+        texts = dict(zip(rows["name"], steps, strict=True))
     return Chart(
         title,
         series,
