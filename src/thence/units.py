@@ -101,7 +101,6 @@ def several(count: int, what: str, many: str | None = None) -> str:
     """A number with its noun: ``1 trace``, ``1,200 traces``, ``3 activities``.
 
     Args:
-        count: the number.
         what: the noun in the singular.
         many: its plural; None: by the usual spelling.
     """

@@ -230,7 +230,6 @@ def streams(trace: Attributed, patterns: Patterns = NO_PATTERNS) -> Streams:
     """Analyses which kernels ran on which stream, and which streams and groups ran concurrently.
 
     Args:
-        trace: attributed.
         patterns: groups of the user.
 
     Raises:
@@ -266,7 +265,6 @@ def _concurrency(
     Args:
         activities: rank, device, stream (null if not recorded), start, duration, group (categorical).
         communication: rank, device, communication_ns, exposed_ns of devices that communicate.
-        groups: names of the groups.
     """
     of_device, devices = numbered(activities, "rank", "device")
     recorded = activities.group_by("rank", "device").agg(recorded=pl.col("stream").null_count() == 0)
@@ -507,7 +505,6 @@ def judge(expectation: _Expectation, rows: pl.DataFrame) -> Check:
     """Checks an expectation on every device that ran its groups.
 
     Args:
-        expectation: the expectation to check.
         rows: rank, device, stream (null where the trace does not record it) and group of all activities,
             each combination at least once.
     """

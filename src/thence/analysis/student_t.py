@@ -127,8 +127,6 @@ def highest_share(hits: int, trials: int, confidence: float = 0.95) -> float:
     """The upper confidence bound of a binomial share (Clopper and Pearson, one-sided).
 
     Args:
-        hits: number of hits.
-        trials: number of trials.
         confidence: probability that the share is not above the bound.
     """
     if hits >= trials:

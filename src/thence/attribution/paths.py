@@ -86,7 +86,6 @@ class PathTree:
 
         Args:
             nodes: distinct nodes, in any order, shape (m,).
-            separator: text between two names.
             shorter: forms to use instead, the first that suffices, if the texts are too long.
             form: of the texts; by default, in full up to `MAX_LEVELS`.
 
@@ -200,7 +199,6 @@ def path_names(
         names: Categorical name of every host row.
         rows: innermost wanted row of each activity; `NO_ROW` gives null.
         wanted: which host rows belong on the path.
-        separator: text between two names.
         dotted: as in `PathTree`.
 
     Returns:

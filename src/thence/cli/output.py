@@ -187,7 +187,6 @@ class Result:
         """Shows an answer in the form that was asked for; notes go below the tables, into the JSON, or to stderr.
 
         Args:
-            answer: the answer.
             more: further keys of the JSON document.
         """
         if self.form == "json":

@@ -47,7 +47,6 @@ def save(path: str | os.PathLike[str], buffer: Any, description: Description) ->
     Args:
         path: file name ending in .npz; the file is replaced if it exists.
         buffer: array of 32- or 64-bit integers on the host.
-        description: description of the buffer.
 
     Raises:
         InputError: ``path`` cannot be written, or has another ending.

@@ -65,7 +65,6 @@ class KernelLaunches:
 
         Args:
             name: name of the buffer, for the error message.
-            decoded: content of the buffer.
 
         Returns:
             id (row of gpu), rank, device, duration, corrected (start on the timeline), and, on the clock as

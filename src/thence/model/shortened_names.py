@@ -42,7 +42,6 @@ def fitted(names: Sequence[str], width: int, lines: int = 1) -> list[str]:
     """Names that fit into a column, in the same order; different ones stay different.
 
     Args:
-        names: of the rows of one table.
         width: characters of a line; fewer than 8 count as 8.
         lines: lines of a name, broken between its words where that is possible. File and line of a place in a source
             file stand on one.
@@ -120,7 +119,6 @@ def _short_place(name: str, width: int, line: int) -> str | None:
     None if the name is no such place, or its file and line do not fit.
 
     Args:
-        name: the name.
         width: characters of all lines.
         line: characters of one line, into which file and line must fit.
     """

@@ -373,7 +373,6 @@ def _check_shape(value: object, shared: set[int], limit: int) -> None:
     """Refuses a value that is nested too deeply, contains itself, or has elements that are too large.
 
     Args:
-        value: what the pickle holds.
         shared: ids of the containers that may have several places: each is visited once.
         limit: on elements and characters of each element of the value, written out.
     """

@@ -369,7 +369,6 @@ class NumberedFiles:
         """The files of some numbers, in order of their names; none where the folder cannot be listed.
 
         Args:
-            folder: where.
             name: matches whole names; its first group is the number.
             numbers: of ranks or processes.
         """

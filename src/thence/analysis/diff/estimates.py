@@ -187,7 +187,6 @@ def run_means(samples: Sequence[Sample], renamed: Mapping[tuple[str, str], str])
     """Means and errors of every row in every run.
 
     Args:
-        samples: the runs.
         renamed: by and name of rows that are shown under another name, to that name.
     """
     rows = pl.concat([s.rows.with_columns(run=pl.lit(n, pl.Int32)) for n, s in enumerate(samples)])

@@ -84,7 +84,6 @@ def conditions(trace: Attributed, soundness: Soundness, step: pl.Series, shared_
 
     Args:
         trace: attributed; of one run.
-        soundness: soundness of the whole trace.
         step: for each row of gpu, the number of its counted step; `NO_ROW` for none.
         shared_by: number of steps times number of devices, by which sums are divided.
     """
@@ -198,7 +197,6 @@ def run_steps(trace: Attributed, *, causes: bool = True) -> RunSteps:
     """The steps of a trace, and the step of every activity.
 
     Args:
-        trace: attributed.
         causes: whether to divide idle time by cause, which takes most of the time.
     """
     try:
@@ -341,7 +339,6 @@ def sample(
 
     Args:
         trace: attributed; of one run.
-        soundness: soundness of the whole trace.
         kinds: kinds of place by which the time is divided.
         outliers: whether outlying steps count.
         causes: whether to divide idle time by cause; None to do so if it takes little time.

@@ -206,7 +206,6 @@ def _on(gpu: pl.DataFrame, columns: tuple[Int64, Int64, Int64, Int64], steps: in
     """`Streams.on` and `Streams.together`.
 
     Args:
-        gpu: the activities.
         columns: device, stream, row and step of each.
         steps: number of steps that count, summed over the devices.
     """

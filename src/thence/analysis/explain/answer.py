@@ -394,7 +394,6 @@ def without_device_work(soundness: Soundness, reason: str) -> Explanation:
     """The explanation of a trace without device work: that it has none.
 
     Args:
-        soundness: of the trace.
         reason: why there is none, with the way out.
     """
     missing = NotAnswered("where the GPU time goes", sentence(reason), "record again with device activities")

@@ -97,7 +97,6 @@ def build_tree(groups: Groups, root: str) -> pl.DataFrame:
     """Builds the prefix tree of groups of activities.
 
     Args:
-        groups: the groups with their times.
         root: name of the root.
 
     Returns:
@@ -197,7 +196,6 @@ def keep_largest(nodes: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
     The frame of all idle time is always kept.
 
     Args:
-        nodes: the nodes of a tree.
         most: how many nodes to keep; the merged nodes are added to these.
 
     Returns:

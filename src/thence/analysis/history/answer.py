@@ -258,7 +258,6 @@ def history(runs: Sequence[RunSummary], unreadable: Sequence[LeftOut] = (), *, a
     """The history of a program.
 
     Args:
-        runs: its runs, in any order.
         unreadable: runs that could not be read.
         anyway: whether runs that cannot be compared with the newest one are kept.
 

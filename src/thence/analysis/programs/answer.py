@@ -204,7 +204,6 @@ def _idle_before(every: pl.DataFrame, gpu: pl.DataFrame) -> pl.Series:
 
     Args:
         every: executions, counted or not, by rank, device and start.
-        gpu: all device activities.
     """
     place = every.select(pl.struct("rank", "device").rle_id()).to_series().to_numpy()
     start = every["start"].to_numpy()

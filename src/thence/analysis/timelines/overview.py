@@ -94,7 +94,6 @@ def overview(trace: Attributed, alignment: Alignment | None = None) -> Overview:
     """Computes the overview of a trace.
 
     Args:
-        trace: the attributed trace.
         alignment: corrections that align the ranks' clocks; None leaves all times as recorded.
 
     Raises:

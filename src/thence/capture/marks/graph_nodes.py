@@ -131,7 +131,6 @@ class _Reading:
         """Add the nodes of a graph, then those of its child graphs.
 
         Args:
-            graph: handle of the graph.
             named: label and place of each of its nodes, in the order of their creation, or of all nodes.
             parent: number of the child-graph node that holds the graph; -1 for none.
             first: number that its first node will have in a replay; None: the numbers from CUPTI hold.
@@ -178,7 +177,6 @@ def read_graph(
     Args:
         driver: used to query the graph.
         ids: used to query the ids of its nodes.
-        graph: handle of a CUgraph.
         labels: for each label, the number of nodes from which on it holds, ascending, and the label's index.
         places: the same for places.
         kernels: takes the names of its kernels.

@@ -76,7 +76,6 @@ def record(
 
     Args:
         directory: created if it does not exist.
-        options: what to record.
         schedule: which steps to record; None records all the time.
 
     Raises:

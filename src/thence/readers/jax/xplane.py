@@ -67,7 +67,6 @@ def host_table(space: XSpace, rank: int, process: int) -> pl.DataFrame:
     program: all ranges of its name get the category ``range``.
 
     Args:
-        space: the decoded file.
         rank: of the process.
         process: its id, 0 if unknown.
     """
@@ -266,7 +265,6 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     """The tables of one XSpace file.
 
     Args:
-        source: the opened file.
         progress: called with the number of stored bytes consumed so far.
 
     Raises:

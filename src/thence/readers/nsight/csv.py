@@ -63,7 +63,6 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     """The activities of one report.
 
     Args:
-        source: the opened file.
         progress: called with the number of stored bytes consumed so far.
 
     Raises:

@@ -39,7 +39,6 @@ def read(
     """The tables of one report.
 
     Args:
-        name: path of the report.
         progress: called with the bytes that nsys has written to the export so far.
         expansion: unused.
 

@@ -90,7 +90,6 @@ def host_ranges(store: Store, of_nvtx: pl.DataFrame, ranks: Ranks) -> tuple[pl.D
     """All host ranges of an export in the order of `HOST`, their threads, and warnings.
 
     Args:
-        store: the export.
         of_nvtx: `Nvtx.ranges`.
         ranks: rank of each process that used a device. API calls of other processes launched no device
             work; their correlation ids are dropped, because they may equal ids of processes that did.

@@ -69,7 +69,6 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     """The tables of one export.
 
     Args:
-        source: the opened file.
         progress: called with the number of stored bytes consumed so far.
 
     Raises:
@@ -329,7 +328,6 @@ class Database:
         """Applies a function to the decoded rows, part by part; None if the table has to be read with SQLite.
 
         Args:
-            table: name of the table.
             columns: columns to decode; the columns before them in a record are decoded as well.
             work: function of the rows and of the position of each column in a record.
         """

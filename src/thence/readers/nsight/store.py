@@ -92,7 +92,6 @@ class Store(Protocol):
         in memory as a whole. A table of a folder is passed as one part.
 
         Args:
-            table: name of the table.
             integers: names of integer columns, as for `frame`.
             work: pure function of the columns of some consecutive rows.
 
@@ -129,7 +128,6 @@ def names(store: Store, *ids: pl.Series) -> pl.Series:
     """Name of each row (Categorical): the text of the first of its ids that has a text, or `UNNAMED`.
 
     Args:
-        store: the export.
         ids: columns of ids in StringIds, Int64; at least one column.
 
     Raises:

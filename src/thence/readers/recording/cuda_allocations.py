@@ -29,7 +29,6 @@ def cuda_allocations(folder: Folder, names: pl.DataFrame, zero_ns: Ns, rank: int
     """Rows of `thence.model.tables.MEMORY` and `MEMORY_TOTALS` of everything that was asked of CUDA.
 
     Args:
-        folder: of the process.
         names: number and text (Categorical).
         zero_ns: Unix time at which the trace's clock reads 0.
         rank: of the process.

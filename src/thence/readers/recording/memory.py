@@ -30,8 +30,6 @@ def with_memory(tables: Tables, folder: Folder, names: pl.DataFrame, zero_ns: Ns
     """The tables of a recording, with the memory in its folder, if there is one.
 
     Args:
-        tables: of one process.
-        folder: of the process.
         names: number and text (Categorical).
         zero_ns: Unix time at which the trace's clock reads 0.
         rank: of the process.

@@ -69,7 +69,6 @@ def inside_lines(
     """Yields the number of rows done and lines of JSON.
 
     Args:
-        phases: the in-kernel ranges of one launch.
         number: number of the launch in the file.
         quoted: converts a column of texts to JSON strings.
         microseconds: converts a column of ns to decimal microseconds.

@@ -70,7 +70,6 @@ def gpu_views(timeline: Timeline, made: Layout) -> GpuViews:
     """The activities of a timeline for Perfetto's GPU views.
 
     Args:
-        timeline: the timeline to write.
         made: its layout, which has the process of each rank.
     """
     gpu = timeline.trace.gpu

@@ -31,7 +31,6 @@ def write_perfetto(
     """Writes a timeline as a Perfetto trace.
 
     Args:
-        timeline: the timeline to write.
         stream: binary stream; not closed.
         progress: called with the number of slices written so far, and the number of all slices.
     """
