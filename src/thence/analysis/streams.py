@@ -24,6 +24,7 @@ from thence.analysis.grouping.kernel_groups import NO_PATTERNS, Patterns, kernel
 from thence.analysis.no_device_work import no_device_work
 from thence.errors import UsageError
 from thence.model.answer import Answer, Lines, TableView
+from thence.model.columns import group_sums
 from thence.model.grouped_intervals import GroupedIntervals, numbered
 from thence.model.intervals import covered_lengths, levels, union, unions
 from thence.model.totals import must
@@ -347,8 +348,8 @@ class _Lanes:
         shared = covered_lengths(begins, ends, *several)
         return self.streams.with_columns(
             pl.col("stream").cast(pl.Int64),
-            busy_ns=_sums(lane, ends - begins, self.streams.height),
-            concurrent_ns=pl.when(recorded).then(pl.lit(_sums(lane, shared, self.streams.height))),
+            busy_ns=group_sums(lane, ends - begins, self.streams.height),
+            concurrent_ns=pl.when(recorded).then(pl.lit(group_sums(lane, shared, self.streams.height))),
         )
 
     def by_depth(self) -> pl.DataFrame:
@@ -358,7 +359,7 @@ class _Lanes:
         most = np.zeros(self.timeline.groups, np.int64)
         np.maximum.at(most, device, depth)
         first = np.cumsum(most) - most
-        times = _sums(first[device] + depth - 1, finishes - starts, int(most.sum()))
+        times = group_sums(first[device] + depth - 1, finishes - starts, int(most.sum()))
         return _lists(np.repeat(np.arange(len(most)), most), busy_streams_ns=pl.Series(times))
 
     def overlaps(self, group: Int64, names: Sequence[str]) -> pl.DataFrame:
@@ -398,13 +399,6 @@ def _lists(number: Int64, **column: pl.Series) -> pl.DataFrame:
     ((name, values),) = column.items()
     frame = pl.DataFrame({"number": pl.Series(number, dtype=pl.UInt32), name: values})
     return frame.group_by("number", maintain_order=True).agg(name)
-
-
-def _sums(group: Int64, values: Int64, groups: int) -> Int64:
-    """The sum of the values of each group, as int64."""
-    sums = np.zeros(groups, np.int64)
-    np.add.at(sums, group, values)
-    return sums
 
 
 _COUNTED: dict[str, Callable[[int, int], bool]] = {">=": operator.ge, "==": operator.eq, "<=": operator.le}

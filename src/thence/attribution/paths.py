@@ -189,9 +189,7 @@ def _shortened(heads: pl.Series, levels: Int64, tails: pl.Series, others: pl.Ser
         parts = parts.with_columns(number=pl.col("number") + taken.cast(pl.Int64) * len(text))
 
 
-def path_names(
-    parent: Int64, names: pl.Series, rows: Int64, wanted: Mask, *, separator: str = SEPARATOR, dotted: bool = False
-) -> pl.Series:
+def path_names(parent: Int64, names: pl.Series, rows: Int64, wanted: Mask, *, dotted: bool = False) -> pl.Series:
     """The path of the wanted rows around each row as text, such as ``forward/attention``.
 
     Args:
@@ -210,7 +208,7 @@ def path_names(
     used = np.unique(node[node != NO_ROW])
     position = np.full(len(tree.parent) + 1, len(used), np.int64)  # the last entry is for NO_ROW
     position[used] = np.arange(len(used))
-    texts = tree.texts(used, separator).extend_constant(None, 1)
+    texts = tree.texts(used, SEPARATOR).extend_constant(None, 1)
     return gathered(texts.cast(pl.Categorical()), position[node])
 
 

@@ -151,12 +151,8 @@ def unreadable(files: Sequence[Path], expansion: Expansion = DEFAULT) -> set[Pat
     return bad
 
 
-def first_unreadable(files: Sequence[Path], expansion: Expansion = DEFAULT) -> tuple[Path, bool] | None:
+def first_unreadable(files: Sequence[Path]) -> tuple[Path, bool] | None:
     """The first Parquet or Arrow file that cannot be read; None if all can.
-
-    Args:
-        files: any number of files.
-        expansion: how much larger than its stored size a table may be.
 
     Returns:
         The file, and whether it is safe to read it in this process: Polars then raises an exception that says
@@ -165,7 +161,7 @@ def first_unreadable(files: Sequence[Path], expansion: Expansion = DEFAULT) -> t
     Raises:
         MissingRequirement: no child process can test them.
     """
-    with probing(files, "", expansion) as probe:
+    with probing(files, "", DEFAULT) as probe:
         try:
             probe.passed()
             harmless = True

@@ -510,7 +510,7 @@ def _cause(composed: Composed, cause: str, share: float) -> Finding:
             rows.append({"by": None, "name": "the rest", "total_ns": rest})
         if rows and rows[0]["by"] not in (None, "step"):  # that it was in a step says nothing of where
             place = f"{rows[0]['by']} {rows[0]['name']}{composed.with_backward(rows[0]['by'])}"
-            places = f", most of it at {place}" if _mostly(rows, whole) else ""
+            places = f", most of it at {place}" if rows[0]["total_ns"] > 0.5 * max(whole, 1) else ""
         moment = longest_piece(idle.unnamed.filter(pl.col("cause") == cause))
     steps = composed.headline.steps
     at_most = "at most " if steps is not None and steps.idle_is == "at most" else ""
@@ -536,10 +536,6 @@ def _cause(composed: Composed, cause: str, share: float) -> Finding:
         place=cause,
         moment=moment,
     )
-
-
-def _mostly(rows: Sequence[Mapping[str, Any]], whole: int) -> bool:
-    return bool(rows[0]["total_ns"] > 0.5 * max(whole, 1))
 
 
 def _late(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:
