@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thence import child_python
+from thence.capture.recorder.process_facts import folder_name
 from thence.errors import ThenceError
 from thence.model.formats import DESCRIPTION
 from thence.readers.recording.sniffing import process_folders
@@ -133,8 +134,6 @@ def follow(directory: Path) -> None:
     """Follows the processes of this host until standard input is closed, also because its writer was killed."""
     with suppress(OSError):
         os.nice(19)
-    from thence.capture.recorder.process_facts import folder_name
-
     follower = Follower(directory, folder_name(None).partition("-rank")[0])
     ended = False
     while not ended:
