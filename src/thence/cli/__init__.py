@@ -53,7 +53,7 @@ def _run(arguments: list[str] | None) -> int:
 def _message_of(error: BaseException) -> tuple[str, int]:
     """The sentence about an error, and the exit code."""
     if isinstance(error, click.exceptions.Abort | KeyboardInterrupt):
-        return "interrupted", 130
+        return "interrupted", 130  # 128 + SIGINT, as shells say it
     if isinstance(error, click.ClickException):
         return _usage(error), 2
     if isinstance(error, ThenceError):

@@ -338,7 +338,7 @@ def _buffer(launches: KernelLaunches, name: str, decoded: Decoded) -> _Buffer:
     start, duration = (buffer[c].to_numpy().astype(np.int64) for c in ("start", "duration"))
     first, last = span(decoded)
     zero = epoch or 0
-    wrapped = decoded.timer_bits == 32
+    wrapped = decoded.timer_bits == 32  # only the low word of the timer is known
     return _Buffer(
         name=name,
         decoded=decoded,

@@ -87,7 +87,7 @@ def affordable(names: pl.Series, uses: npt.NDArray[np.int64], max_text: int, max
     Returns:
         ``names`` itself, or narrowed names.
     """
-    for width in (0, 4000, 1000, 100, 40):
+    for width in (0, 4000, 1000, 100, 40):  # 0: in full
         short = narrowed(names, width) if width else names
         characters = short.str.len_chars().fill_null(0).to_numpy().astype(np.int64)
         written = int((characters * uses).sum())
@@ -145,6 +145,7 @@ def _cut(words: Sequence[str], uses: Mapping[str, int], names: int, width: int) 
     if length <= 1:
         return text
     weight = np.array([_SHARED + math.log(names / uses[word]) for word in words])
+    # Equal weights stay equal in whatever order they are added.
     before = np.concatenate([[0.0], np.cumsum(weight)]).round(6)
     word_at = np.repeat(np.arange(len(words)), [len(word) for word in words])
     reached = before[word_at + 1]  # weight of all words up to that of each character

@@ -35,7 +35,7 @@ ARROW_ENDING = ".arrow"
 # which reading in this process raises too.
 _LARGE = 6
 _EXPECTED = (0, 4)
-_PATIENCE_S = 300
+_PATIENCE_S = 300  # a child that takes longer is ended, and its file refused
 _SPARE: Bytes = 1 << 30
 """Address space that the child may use in addition to the tables: thread stacks, and memory that allocators keep."""
 _MAX_FAILURES = 20

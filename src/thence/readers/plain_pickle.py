@@ -118,6 +118,7 @@ class _Machine:
     def run(self) -> object:
         """The value that the pickle builds."""
         content, instructions, costs, stop = self.content, _INSTRUCTIONS, _COSTS, _STOP
+        # What the objects may take: 100 MB, and four bytes for each of the pickle's.
         left = limit = 100_000_000 + 4 * len(content)
         while (code := content[self.position]) != stop:
             self.position += 1

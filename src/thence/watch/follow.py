@@ -133,7 +133,7 @@ def _end(process: subprocess.Popen[Any]) -> None:
 def follow(directory: Path) -> None:
     """Follows the processes of this host until standard input is closed, also because its writer was killed."""
     with suppress(OSError):
-        os.nice(19)
+        os.nice(19)  # the program that is recorded goes first
     follower = Follower(directory, folder_name(None).partition("-rank")[0])
     ended = False
     while not ended:

@@ -318,6 +318,7 @@ def _filled(errors: Float64) -> Float64:
 def _satterthwaite(parts: Sequence[Float64], degrees: Sequence[Float64]) -> tuple[Float64, Float64]:
     """The sum of two variances, and its degrees of freedom."""
     variance = parts[0] + parts[1]
+    # No degrees of freedom: the last line makes the result 0.
     spread = sum(np.square(v) / np.maximum(n, 1e-9) for v, n in zip(parts, degrees, strict=True))
     least = np.minimum(*degrees)
     freedom = np.divide(np.square(variance), spread, out=least.copy(), where=spread > 0)
@@ -350,7 +351,7 @@ def more_runs(wanted: Float64, deviation: Float64, runs: int, level: float) -> n
     Returns:
         shape (rows,), at least 1; `MAX_RUNS` where that many runs or more are needed.
     """
-    sizes = np.unique(np.geomspace(2, MAX_RUNS, 200).astype(np.int64))
+    sizes = np.unique(np.geomspace(2, MAX_RUNS, 200).astype(np.int64))  # steps of 3 %: no guess is better
     freedom = (2.0 * sizes - 2).astype(np.float64)
     rounded = 10 ** (np.floor(4 * np.log10(level)) / 4)  # few levels, so quantiles are cached
     critical = quantile(float(rounded), freedom) + quantile(_POWER_BOTH_TAILS, freedom)

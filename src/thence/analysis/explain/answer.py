@@ -78,7 +78,7 @@ _MORE_OF_CAUSE = " on the host, also where the GPU does not wait for it"
 _NO_PREDICTION = "headroom is no prediction: whatif --at-roofline predicts the gain of a place"
 _BY_HOST = ("host_bound", "launch_bound", "input_bound")
 """Verdicts by which the GPU waits for its host in every step."""
-_HIGH, _MEDIUM = 0.1, 0.02
+_HIGH, _MEDIUM = 0.1, 0.02  # shares from which a finding has these severities
 _SEVERITIES = ("high", "medium", "low", "info")
 _STACKS = "thence record -- python ... samples the program; or torch.profiler with with_stack=True"
 _MEMORY = "torch.profiler with profile_memory=True, or torch.cuda.memory._dump_snapshot()"

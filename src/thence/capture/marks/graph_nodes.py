@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from thence.capture.cuda.driver import GraphDriver
 
-_NUMBER = 0xFFFFFFFF
+_NUMBER = 0xFFFFFFFF  # the low word of an id is the number, the high word the graph's id
 _MAX_DEMANGLED = 1024
 """Kineto shows longer names as they are (libkineto/src/Demangle.cpp, kMaxSymbolSize)."""
 

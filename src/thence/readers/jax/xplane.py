@@ -55,8 +55,8 @@ _EXECUTES = r"GpuExecutable::ExecuteThunks|:XLA GPU module$"
 COMMAND_BUFFER = r"^command_buffer_\d+$"
 """HLO op that XLA writes for every activity of a CUDA graph that it created (a command buffer)."""
 _MAX_BYTES = (1 << 31) - 1  # the largest size of a protobuf message
-_CHUNK = 1 << 24
-_YEAR_2001_NS = 10**18
+_CHUNK = 1 << 24  # bytes of the file that are read at a time
+_YEAR_2001_NS = 10**18  # later times are Unix times; earlier ones count from another zero
 
 
 def host_table(space: XSpace, rank: int, process: int) -> pl.DataFrame:

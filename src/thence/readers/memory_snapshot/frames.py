@@ -37,7 +37,7 @@ _LONGEST = 1000
 """Characters of a file or function."""
 _MAX_TEXT = 64_000_000
 """Characters of all distinct stacks; the stacks of a snapshot with more are left out, and their lines kept."""
-_MAX_ANNOTATIONS = 1_000_000
+_MAX_ANNOTATIONS = 1_000_000  # with more, none is used
 _DEEPEST = 20
 """Annotations that are open at once; those in them are left out."""
 _OPERATOR = re.compile(r"at::_ops::(\w{1,200})::")

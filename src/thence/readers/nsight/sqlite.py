@@ -41,7 +41,7 @@ PATTERNS = ("*.sqlite", "*.sqlite.gz", "*.nsys-db")
 """Globs of the files of a directory that may be exports."""
 _MAX_UNPACKED = 64 << 30
 """Largest decompressed size of a gzipped export, in bytes."""
-_CHUNK = 1 << 22
+_CHUNK = 1 << 22  # bytes that are decompressed at a time
 _CHUNK_ROWS = 1 << 18
 _CHUNK_BYTES = 1 << 22
 _THREADS = 4

@@ -24,7 +24,7 @@ PERFETTO = (".pftrace", ".perfetto-trace")
 _ENDINGS = (*PERFETTO, ".json", ".json.gz", ".parquet")
 """Allowed endings of an output's name."""
 
-_GZIP_LEVEL = 2
+_GZIP_LEVEL = 2  # of isal, whose levels end at 3
 
 
 def gzipped(stream: IO[bytes]) -> Any:
