@@ -264,6 +264,11 @@ def other_jobs(inputs: tuple[str, ...], words: dict[str, list[str]]) -> Iterator
         yield ("streams", *inputs, *group, "--expect", expect, "--format", "json")
     for form in ("table", "json", "csv"):
         yield ("streams", *inputs, "--format", form)
+    for verb in ("check", "explain", "idle", "memory", "ranks", "steps"):
+        yield (verb, *inputs, "--format", "json")
+    yield ("whatif", *inputs)
+    yield ("diff", *inputs[:1], *inputs[-1:], "--anyway", "--format", "json")
+    yield ("report", *inputs, "-o", "out.html")
     for detail in words["compile --autotuning"]:
         yield ("compile", *inputs, "--autotuning", detail, "--format", "json")
     for more in (("--split", "phase"), ("--idle", "exclude"), ("--rank", "1")):

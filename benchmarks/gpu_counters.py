@@ -50,7 +50,7 @@ from command_line import run_parts
 from gpu_always import interval, trimmed_mean
 from gpu_paused import program
 from thence.capture.cuda import cupti
-from thence.capture.cuda.clocks import ClockSamples
+from thence.capture.cuda.nvml import ClockSamples
 from thence.capture.cuda.pm_sampling import PmSampler, Room
 from thence.capture.recorder.counter_windows import CounterWindows
 from thence.model.column_file import decode as decode_part

@@ -44,7 +44,7 @@ def run() -> None:
     except MissingRequirement as error:  # before the command line, which prints errors, could be imported
         sys.exit(_refused(error))
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(130)  # 128 + SIGINT, as shells say it
     finally:
         gc.freeze()  # skips the garbage collection at interpreter exit
 

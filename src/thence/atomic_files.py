@@ -59,7 +59,7 @@ def temporary_path(target: Path) -> Path:
 def _permissions(target: Path) -> int | None:
     """The permissions of a file or folder that is to be replaced; None if there is none."""
     try:
-        return stat.S_IMODE(target.stat().st_mode) & 0o777
+        return stat.S_IMODE(target.stat().st_mode) & 0o777  # without set-user-id, set-group-id and the sticky bit
     except OSError:
         return None
 
@@ -81,6 +81,7 @@ def atomic_open(target: Path) -> Iterator[IO[bytes]]:
     """
     temporary = temporary_path(target)
     permissions = _permissions(target)
+    # A file that replaces a private one is private from its first byte on; the permissions follow at the end.
     made_with = 0o666 if permissions is None else 0o600
     file = open(  # noqa: SIM115 - closed below, before it is renamed
         temporary, "xb", opener=lambda name, flags: os.open(name, flags, made_with)

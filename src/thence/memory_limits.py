@@ -72,7 +72,7 @@ def check_memory(name: str = "", decompressed: Bytes = 0) -> None:
 def free_bytes() -> Bytes | None:
     """Memory that this process can still use without swapping; None if the system does not report it."""
     of_kind = _numbers("/proc/meminfo")
-    free = [1024 * of_kind["MemAvailable:"]] if "MemAvailable:" in of_kind else []
+    free = [1024 * of_kind["MemAvailable:"]] if "MemAvailable:" in of_kind else []  # /proc/meminfo counts in KiB
     for folder, (limit, used, reclaimable) in _groups():
         with suppress(OSError, ValueError):  # "max" is no number
             allowed = int((folder / limit).read_text("ascii"))

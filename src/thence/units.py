@@ -85,9 +85,9 @@ def listed(items: Sequence[object], most: int = 8) -> str:
     return ", ".join(map(str, items[:most])) + more
 
 
-def format_ranges(ranges: Sequence[range], most: int = 8) -> str:
+def format_ranges(ranges: Sequence[range]) -> str:
     """Ranges of whole numbers for a sentence, as `listed` shows them: ``2, 5-7``."""
-    return listed([str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in ranges], most)
+    return listed([str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in ranges], 8)
 
 
 def ranges_of(numbers: Sequence[int]) -> list[range]:
@@ -101,7 +101,6 @@ def several(count: int, what: str, many: str | None = None) -> str:
     """A number with its noun: ``1 trace``, ``1,200 traces``, ``3 activities``.
 
     Args:
-        count: the number.
         what: the noun in the singular.
         many: its plural; None: by the usual spelling.
     """

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import thence
 from support import captured as captured_graph
 from support import documented_parser
-from thence.capture.cuda.clocks import ClockSamples
+from thence.capture.cuda.nvml import ClockSamples
 from thence.model.formats import MEASURED_PEAKS_FILE
 from thence.timing.measured_peaks import measure_into
 

@@ -120,7 +120,6 @@ def work_of_parts(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
     """What is known of the work of each part of an activity at a place, in whole numbers.
 
     Args:
-        trace: attributed.
         parts: as `thence.analysis.grouping.time_by_place.time_by_place` returns them.
 
     Returns:
@@ -183,7 +182,6 @@ def activity_rooflines(trace: Attributed, peaks: Mapping[tuple[int, int], Peaks]
     """Work and roofline of each row of ``gpu``.
 
     Args:
-        trace: attributed.
         peaks: as `known_peaks` returns them.
 
     Returns:

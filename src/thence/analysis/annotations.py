@@ -21,9 +21,6 @@ ANNOTATED = ("gpu", *_ACTIVITY, *_PLACES)
 def annotation_table(trace: Attributed) -> pl.DataFrame:
     """The metadata of every activity that has any.
 
-    Args:
-        trace: attributed.
-
     Returns:
         gpu (row in `gpu`), rank, device, stream, name, start (ns), duration (ns), label, lane, and a
         column for each field: Int64, Float64, Boolean or String, depending on its values; lists and

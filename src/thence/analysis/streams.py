@@ -24,6 +24,7 @@ from thence.analysis.grouping.kernel_groups import NO_PATTERNS, Patterns, kernel
 from thence.analysis.no_device_work import no_device_work
 from thence.errors import UsageError
 from thence.model.answer import Answer, Lines, TableView
+from thence.model.columns import group_sums
 from thence.model.grouped_intervals import GroupedIntervals, numbered
 from thence.model.intervals import covered_lengths, levels, union, unions
 from thence.model.totals import must
@@ -230,7 +231,6 @@ def streams(trace: Attributed, patterns: Patterns = NO_PATTERNS) -> Streams:
     """Analyses which kernels ran on which stream, and which streams and groups ran concurrently.
 
     Args:
-        trace: attributed.
         patterns: groups of the user.
 
     Raises:
@@ -266,7 +266,6 @@ def _concurrency(
     Args:
         activities: rank, device, stream (null if not recorded), start, duration, group (categorical).
         communication: rank, device, communication_ns, exposed_ns of devices that communicate.
-        groups: names of the groups.
     """
     of_device, devices = numbered(activities, "rank", "device")
     recorded = activities.group_by("rank", "device").agg(recorded=pl.col("stream").null_count() == 0)
@@ -349,8 +348,8 @@ class _Lanes:
         shared = covered_lengths(begins, ends, *several)
         return self.streams.with_columns(
             pl.col("stream").cast(pl.Int64),
-            busy_ns=_sums(lane, ends - begins, self.streams.height),
-            concurrent_ns=pl.when(recorded).then(pl.lit(_sums(lane, shared, self.streams.height))),
+            busy_ns=group_sums(lane, ends - begins, self.streams.height),
+            concurrent_ns=pl.when(recorded).then(pl.lit(group_sums(lane, shared, self.streams.height))),
         )
 
     def by_depth(self) -> pl.DataFrame:
@@ -360,7 +359,7 @@ class _Lanes:
         most = np.zeros(self.timeline.groups, np.int64)
         np.maximum.at(most, device, depth)
         first = np.cumsum(most) - most
-        times = _sums(first[device] + depth - 1, finishes - starts, int(most.sum()))
+        times = group_sums(first[device] + depth - 1, finishes - starts, int(most.sum()))
         return _lists(np.repeat(np.arange(len(most)), most), busy_streams_ns=pl.Series(times))
 
     def overlaps(self, group: Int64, names: Sequence[str]) -> pl.DataFrame:
@@ -400,13 +399,6 @@ def _lists(number: Int64, **column: pl.Series) -> pl.DataFrame:
     ((name, values),) = column.items()
     frame = pl.DataFrame({"number": pl.Series(number, dtype=pl.UInt32), name: values})
     return frame.group_by("number", maintain_order=True).agg(name)
-
-
-def _sums(group: Int64, values: Int64, groups: int) -> Int64:
-    """The sum of the values of each group, as int64."""
-    sums = np.zeros(groups, np.int64)
-    np.add.at(sums, group, values)
-    return sums
 
 
 _COUNTED: dict[str, Callable[[int, int], bool]] = {">=": operator.ge, "==": operator.eq, "<=": operator.le}
@@ -507,7 +499,6 @@ def judge(expectation: _Expectation, rows: pl.DataFrame) -> Check:
     """Checks an expectation on every device that ran its groups.
 
     Args:
-        expectation: the expectation to check.
         rows: rank, device, stream (null where the trace does not record it) and group of all activities,
             each combination at least once.
     """

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 _ROUNDS = 300
 """Upper bound on the terms of the continued fraction."""
-_CLOSE = 1e-12
+_CLOSE = 1e-12  # relative change at which the continued fraction ends
 _HALVINGS = 60
 _ITERATIONS = 60
 """Upper bound on the iterations that find a quantile; a dozen suffice."""
 _DEGREES = np.geomspace(1.0, 200.0, 80)
 """Degrees of freedom at which quantiles are computed. Between them, quantiles are interpolated in 1 / df; beyond the
 last, between it and the normal distribution at 1 / df = 0."""
-_SMALLEST = 1e-300
+_SMALLEST = 1e-300  # in the place of 0 where something is divided by it, as Lentz's method does
 
 
 def two_sided(t: Float64, df: Float64) -> Float64:
@@ -69,7 +69,7 @@ def _quantiles(probability: float) -> tuple[Float64, Float64]:
         # Newton's method for log(tail) as a function of log(t); bisection where it would leave the bounds.
         density = -scale - (_DEGREES + 1) / 2 * np.log1p(np.exp(2 * middle) / _DEGREES)
         slope = -2 * np.exp(middle + density) / np.maximum(beyond, _SMALLEST)
-        slope = np.minimum(slope, -1e-6)
+        slope = np.minimum(slope, -1e-6)  # something is divided by it
         step = middle - np.log(np.maximum(beyond, _SMALLEST) / probability) / slope
         halves = ~((step >= low) & (step <= high))
         before, middle = middle, np.where(halves, (low + high) / 2, step)
@@ -87,7 +87,7 @@ def beta_share(x: Float64, a: Float64, b: Float64) -> Float64:
         a: above 0.
         b: above 0.
     """
-    swapped = x > (a + 1) / (a + b + 2)
+    swapped = x > (a + 1) / (a + b + 2)  # where the fraction converges slowly, I_x(a, b) = 1 - I_(1-x)(b, a) is used
     near = np.where(swapped, 1 - x, x)
     first, second = np.where(swapped, b, a), np.where(swapped, a, b)
     inside = np.clip(near, _SMALLEST, 1 - 1e-16)
@@ -127,8 +127,6 @@ def highest_share(hits: int, trials: int, confidence: float = 0.95) -> float:
     """The upper confidence bound of a binomial share (Clopper and Pearson, one-sided).
 
     Args:
-        hits: number of hits.
-        trials: number of trials.
         confidence: probability that the share is not above the bound.
     """
     if hits >= trials:

@@ -86,7 +86,6 @@ class PathTree:
 
         Args:
             nodes: distinct nodes, in any order, shape (m,).
-            separator: text between two names.
             shorter: forms to use instead, the first that suffices, if the texts are too long.
             form: of the texts; by default, in full up to `MAX_LEVELS`.
 
@@ -190,9 +189,7 @@ def _shortened(heads: pl.Series, levels: Int64, tails: pl.Series, others: pl.Ser
         parts = parts.with_columns(number=pl.col("number") + taken.cast(pl.Int64) * len(text))
 
 
-def path_names(
-    parent: Int64, names: pl.Series, rows: Int64, wanted: Mask, *, separator: str = SEPARATOR, dotted: bool = False
-) -> pl.Series:
+def path_names(parent: Int64, names: pl.Series, rows: Int64, wanted: Mask, *, dotted: bool = False) -> pl.Series:
     """The path of the wanted rows around each row as text, such as ``forward/attention``.
 
     Args:
@@ -200,7 +197,6 @@ def path_names(
         names: Categorical name of every host row.
         rows: innermost wanted row of each activity; `NO_ROW` gives null.
         wanted: which host rows belong on the path.
-        separator: text between two names.
         dotted: as in `PathTree`.
 
     Returns:
@@ -212,7 +208,7 @@ def path_names(
     used = np.unique(node[node != NO_ROW])
     position = np.full(len(tree.parent) + 1, len(used), np.int64)  # the last entry is for NO_ROW
     position[used] = np.arange(len(used))
-    texts = tree.texts(used, separator).extend_constant(None, 1)
+    texts = tree.texts(used, SEPARATOR).extend_constant(None, 1)
     return gathered(texts.cast(pl.Categorical()), position[node])
 
 

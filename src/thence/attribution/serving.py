@@ -41,7 +41,6 @@ def server_passes(host: pl.DataFrame, parent: Int64) -> tuple[Mask, dict[int, Se
     """The host rows that are passes, and what each of them computes.
 
     Args:
-        host: table of host ranges.
         parent: parent of each row, `NO_ROW` for none.
 
     Returns:

@@ -76,7 +76,6 @@ def with_counting_ranges(tables: Tables, host: HostRows) -> tuple[Tables, pl.Dat
     Without them, or if other ranges are marked as steps, the tables as they are and None.
 
     Args:
-        tables: of the trace.
         host: the host table with the launches of the activities.
     """
     if host.of("step").any() or (ranges := _ranges(tables, host)) is None:

@@ -38,7 +38,6 @@ def completed_waiting(tables: Tables, launch: Int64) -> tuple[pl.DataFrame, pl.D
     """The tables events and waits, with streams and records inferred and ``known`` never null.
 
     Args:
-        tables: as the readers returned them.
         launch: host row that launched each activity, `NO_ROW` where unknown.
     """
     events, waits = tables.events, tables.waits

@@ -9,9 +9,11 @@ import sys
 
 import click
 
+from thence.cli.messages import say, unexpected
 from thence.cli.standard_streams import ReaderGone, Unwritable, checked_streams
 from thence.cli.verbs import group
 from thence.errors import ThenceError
+from thence.writers.text.printable import printable
 
 _NO_THREAD = ("can't start new thread", 'kind: WouldBlock, message: "Resource temporarily unavailable"')
 """What Python, and Polars in a panic of its thread pool, say if the system refuses a thread."""
@@ -51,7 +53,7 @@ def _run(arguments: list[str] | None) -> int:
 def _message_of(error: BaseException) -> tuple[str, int]:
     """The sentence about an error, and the exit code."""
     if isinstance(error, click.exceptions.Abort | KeyboardInterrupt):
-        return "interrupted", 130
+        return "interrupted", 130  # 128 + SIGINT, as shells say it
     if isinstance(error, click.ClickException):
         return _usage(error), 2
     if isinstance(error, ThenceError):
@@ -59,8 +61,6 @@ def _message_of(error: BaseException) -> tuple[str, int]:
     refused = _refused_by_the_system(error)
     if refused:
         return refused, 2
-    from thence.cli.messages import unexpected
-
     return unexpected(error), 2
 
 
@@ -91,9 +91,6 @@ def _usage(error: click.ClickException) -> str:
 
 
 def _print_error(message: str, code: int) -> int:
-    from thence.cli.messages import say
-    from thence.writers.text.printable import printable
-
     # If standard error itself cannot be written, only the exit code remains.
     with contextlib.suppress(Unwritable, ReaderGone, OSError):
         # A name with line feeds could look like a separate message, so all texts but usage become one line.

@@ -37,7 +37,6 @@ def bounded_answer(
 
     Args:
         frames: tables by name. The child process collects lazy frames, and may open files if there are any.
-        query: SQL.
         most_seconds: time limit.
         most_bytes: memory that the query may take in addition to the tables.
 

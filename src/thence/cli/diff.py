@@ -14,6 +14,7 @@ from thence.cli.verb import VerbCommand
 from thence.errors import UsageError
 from thence.model.answer import TableView
 from thence.model.places import COMPARED
+from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -258,8 +259,6 @@ def _emit(diff: Diff, gates: Sequence[Gate], result: Result, given: _Options) ->
 def _show(diff: Diff, rows: pl.DataFrame, gates: Sequence[Gate], result: Result) -> None:
     """Prints the explanation, the rows, gates and notes on the terminal."""
     from rich.text import Text
-
-    from thence.writers.text.printable import printable
 
     output = console()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from thence.atomic_files import atomic_open_text, atomic_write, not_written
 from thence.cli.inputs import SELECTING, Inputs, trace_options
 from thence.cli.messages import put, say, wrote
 from thence.cli.output import check_output, choice_option, force_option, output_option
@@ -19,6 +20,8 @@ from thence.cli.verb import VerbCommand
 from thence.errors import UsageError
 from thence.model.places import FLAMES
 from thence.version import __version__
+from thence.writers.flame.pprof import pprof_file
+from thence.writers.flame.speedscope import speedscope_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -137,16 +140,12 @@ def _write(flame: Flame, form: str, stream: TextIO) -> None:
     else:
         import json
 
-        from thence.writers.flame.speedscope import speedscope_document
-
         document = speedscope_document(flame, f"thence {__version__}")
         stream.write(json.dumps(document, separators=(",", ":")))  # json.dump is ten times slower
 
 
 def _profile(flame: Flame, form: str) -> bytes:
     if form == "pprof":
-        from thence.writers.flame.pprof import pprof_file
-
         return pprof_file(flame)
     from thence.writers.flame.otlp import otlp_file
 
@@ -154,8 +153,6 @@ def _profile(flame: Flame, form: str) -> bytes:
 
 
 def _write_bytes(content: bytes, target: Path) -> None:
-    from thence.atomic_files import atomic_write, not_written
-
     try:
         atomic_write(target, content)
     except OSError as error:
@@ -175,7 +172,5 @@ def _open_output(output: str) -> Iterator[TextIO]:
         yield whole
         put(whole.getvalue())
         return
-    from thence.atomic_files import atomic_open_text
-
     with atomic_open_text(Path(output)) as stream:
         yield stream

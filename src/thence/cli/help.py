@@ -6,7 +6,9 @@ import click
 
 from thence.cli.messages import put
 from thence.cli.verb import VerbCommand, shared_options
+from thence.cli.verbs import VERBS, command_of, group
 from thence.errors import UsageError
+from thence.model.words import WORDS
 
 _EXAMPLES = """\b
 Examples:
@@ -21,9 +23,6 @@ Examples:
 @click.argument("topic", nargs=-1, metavar="[VERB|selection|words|TERM]")
 def command(topic: tuple[str, ...]) -> None:
     """Explain a verb, the selection of a part of a trace, or a term."""
-    from thence.cli.verbs import VERBS, command_of, group
-    from thence.model.words import WORDS
-
     program = click.Context(group, info_name="thence", **group.context_settings)
     asked = " ".join(topic)
     terms = {term: meaning for term, meaning in WORDS.items() if asked == "words" or term.lower() == asked.lower()}
@@ -41,8 +40,6 @@ def command(topic: tuple[str, ...]) -> None:
 
 def _selection(program: click.Context) -> list[tuple[str, str]]:
     """Every shared option and its meaning; the report has all of them."""
-    from thence.cli.verbs import command_of
-
     report = command_of("report")
     return shared_options(report, click.Context(report, program, "report"))
 

@@ -14,6 +14,7 @@ from thence.cli.output import Result, gate_options, result_options
 from thence.cli.verb import VerbCommand
 from thence.errors import ThenceError, UsageError
 from thence.model.places import COMPARED
+from thence.readers.recording.sniffing import sniff_archive
 from thence.readers.remote import is_url
 
 if TYPE_CHECKING:
@@ -105,7 +106,6 @@ def _paths(paths: Sequence[str], new: Sequence[str], keep: str | None) -> dict[s
         UsageError: no run is named, or one is no file and no folder.
         InputError: a run does not exist.
     """
-    from thence.readers.recording.sniffing import sniff_archive
     from thence.store.layout import is_store
 
     check_inputs(new)

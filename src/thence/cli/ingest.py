@@ -14,6 +14,7 @@ from thence.cli.inputs import Inputs, trace_options
 from thence.cli.messages import put, say
 from thence.cli.output import choice_option, error_console, print_json
 from thence.cli.verb import VerbCommand
+from thence.errors import UsageError
 from thence.units import format_bytes, format_count
 from thence.version import __version__
 
@@ -94,7 +95,6 @@ def command(
 
 
 def _workers(processes: int | None, address: str | None) -> Workers:
-    from thence.errors import UsageError
     from thence.store.workers import LocalWorkers, RayWorkers
 
     if address is None:

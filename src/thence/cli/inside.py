@@ -20,6 +20,8 @@ from thence.cli.output import (
 )
 from thence.cli.verb import VerbCommand
 from thence.errors import MissingData, UsageError
+from thence.readers.recording.sniffing import sniff_archive
+from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,7 +111,6 @@ def _check_options(output: str | None, merge: tuple[str, ...], launch: int | Non
 
 def _recordings(inputs: tuple[str, ...]) -> tuple[str, ...]:
     """The inputs that are recordings, or stores of them."""
-    from thence.readers.recording.sniffing import sniff_archive
     from thence.store.layout import is_store
 
     return tuple(path for path in inputs if "\0" not in path and (sniff_archive(path) or is_store(path)))
@@ -192,7 +193,6 @@ def _tables(summaries: Sequence[tuple[str, InsideSummary]]) -> None:
 
     from thence.inside.summary import inside_lines
     from thence.writers.text.frame_table import frame_table
-    from thence.writers.text.printable import printable
 
     screen = console()
     for number, (name, summary) in enumerate(summaries):

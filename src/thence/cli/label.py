@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from thence.atomic_files import atomic_open_text
 from thence.cli.inputs import Inputs, check_inputs, trace_options
 from thence.cli.messages import say
 from thence.cli.output import (
@@ -25,6 +26,7 @@ from thence.cli.output import (
 from thence.cli.verb import VerbCommand
 from thence.errors import MissingData, UsageError
 from thence.model.reasons import text_of
+from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -151,7 +153,6 @@ def command(
     if output is not None:
         _write(trace, inputs.paths, output)
     if page is not None and graph is not None:
-        from thence.atomic_files import atomic_open_text
         from thence.writers.page.graph_page import graph_html
 
         with atomic_open_text(Path(page)) as stream:
@@ -215,7 +216,6 @@ def _show(
 
     from thence.attribution.cuda_graphs.labelling import LABELS_NOTE
     from thence.writers.text.frame_table import frame_table
-    from thence.writers.text.printable import printable
 
     screen = console()
     headings = {"count": "activities", "kernels": "kernels", "total_ns": "total"}

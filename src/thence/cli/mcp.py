@@ -9,6 +9,7 @@ import click
 
 from thence.cli.verb import VerbCommand
 from thence.errors import MissingRequirement
+from thence.version import __version__
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer
@@ -53,7 +54,6 @@ def server(folder: Path) -> MCPServer:
             "thence mcp needs the package mcp, version 2 or newer: pip install 'thence[mcp]'"
         ) from error
     from thence.cli.mcp_tools import Tools
-    from thence.version import __version__
 
     made = MCPServer(
         "thence",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from thence.credentials import without_credentials
 from thence.units import format_bytes
+from thence.writers.text.printable import printable_lines
 
 _MAX_CHARACTERS = 200
 """Characters of an unexpected error's own message that are printed."""
@@ -20,8 +21,6 @@ def say(text: str) -> None:
     """
     if sys.stderr is None:
         return
-    from thence.writers.text.printable import printable_lines
-
     sys.stderr.write(printable_lines(without_credentials(text)) + "\n")
 
 
@@ -32,8 +31,6 @@ def put(text: str) -> None:
     replaced.
     """
     if sys.stdout.isatty():
-        from thence.writers.text.printable import printable_lines
-
         text = printable_lines(text)
     sys.stdout.write(text)
     sys.stdout.flush()

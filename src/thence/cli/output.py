@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from thence.atomic_files import atomic_open_text
 from thence.cli.json_pieces import json_pieces
+from thence.cli.json_rows import with_most_rows
 from thence.cli.messages import put, say, wrote
 from thence.errors import UsageError
 from thence.model.answer import TableView
+from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -161,8 +164,6 @@ class Result:
         if self.path is None:
             put(text)
             return
-        from thence.atomic_files import atomic_open_text
-
         with atomic_open_text(Path(self.path)) as stream:
             stream.write(text)
         wrote(self.path)
@@ -170,15 +171,11 @@ class Result:
     def json(self, document: Any) -> None:
         """Writes a document as JSON with its schema; tables in it become lists of rows."""
         if self.most is not None:
-            from thence.cli.json_rows import with_most_rows
-
             document = with_most_rows(document, self.most)
         document = _with_schema(document)
         if self.path is None:
             _put_json(document)
             return
-        from thence.atomic_files import atomic_open_text
-
         with atomic_open_text(Path(self.path)) as stream:
             stream.writelines(json_pieces(document))
         wrote(self.path)
@@ -187,7 +184,6 @@ class Result:
         """Shows an answer in the form that was asked for; notes go below the tables, into the JSON, or to stderr.
 
         Args:
-            answer: the answer.
             more: further keys of the JSON document.
         """
         if self.form == "json":
@@ -321,7 +317,6 @@ def print_notes(output: Console, notes: Iterable[str]) -> None:
     from rich.text import Text
 
     from thence.writers.text.merged_sentences import merged
-    from thence.writers.text.printable import printable
 
     for note in merged(notes):
         print_table(output, Text(printable(note), "dim"))

@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from thence.capture.cuda.cuda_events import load_driver
+from thence.capture.launcher.launch import claimed_directory, run
+from thence.capture.recorder.options import Counters, RecordOptions, Sampling
 from thence.cli.messages import say
 from thence.cli.verb import VerbCommand
-from thence.errors import ThenceError, UsageError
+from thence.errors import MissingRequirement, ThenceError, UsageError
+from thence.model.formats import MEASURED_PEAKS_FILE
 from thence.units import format_bytes
 
 if TYPE_CHECKING:
@@ -43,9 +47,6 @@ _NO_PROCESS = (
 
 def _no_driver() -> str | None:
     """Why no process on this machine can use a GPU, and what to do; None if one can, as far as is known."""
-    from thence.capture.cuda.cuda_events import load_driver
-    from thence.errors import MissingRequirement
-
     try:
         load_driver()
     except MissingRequirement as error:
@@ -58,8 +59,6 @@ def _window_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def called(*, always: bool, counters: bool, stalls: bool, **given: Any) -> Any:
-        from thence.capture.recorder.options import Counters, Sampling
-
         sampling = _stated(given, _SAMPLING, "--always", on=always)
         sampled = _stated(given, _COUNTERS, "--counters", on=counters)
         if "budget" in sampling:
@@ -221,10 +220,6 @@ def command(
         thence record --stalls -o run4 -- python train.py
     """  # noqa: D301 - click's mark of lines that stay as they are
     from thence.capture.launcher.content import content
-    from thence.capture.launcher.launch import claimed_directory, run
-    from thence.capture.recorder.options import RecordOptions
-    from thence.model.formats import MEASURED_PEAKS_FILE
-    from thence.timing.measured_peaks import measure_into
     from thence.watch.follow import sidecar
 
     options = RecordOptions(
@@ -234,6 +229,8 @@ def command(
     shown = output or directory.name
     try:
         if "peaks" in added:
+            from thence.timing.measured_peaks import measure_into
+
             measure_into(directory / MEASURED_PEAKS_FILE)
         with contextlib.nullcontext() if options.sampling is None else sidecar(directory):
             outcome = run(program, directory, options)

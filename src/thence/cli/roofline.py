@@ -13,6 +13,7 @@ from thence.cli.verb import VerbCommand
 from thence.errors import UsageError
 from thence.model.peaks import DTYPES, SHORT_NAMES, Peaks
 from thence.model.places import BY
+from thence.timing.measured_peaks import measured_peaks
 
 if TYPE_CHECKING:
     from thence.model.places import By
@@ -63,8 +64,6 @@ def _measure(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
     """Measures and prints the peaks, and ends."""
     if not asked or ctx.resilient_parsing:
         return
-    from thence.timing.measured_peaks import measured_peaks
-
     peaks = measured_peaks()
     options = [f"--peak {dtype}={tflops:.1f}" for dtype, tflops in peaks.tflops.items()]
     say(f"{peaks.device}, {peaks.source}:")

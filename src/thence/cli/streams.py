@@ -9,6 +9,7 @@ from thence.cli.messages import put, say
 from thence.cli.output import Result, result_options
 from thence.cli.verb import VerbCommand
 from thence.errors import UsageError
+from thence.writers.text.printable import printable
 
 _EXAMPLES = """\b
 Examples:
@@ -40,7 +41,6 @@ def command(inputs: Inputs, groups: tuple[str, ...], expectations: tuple[str, ..
     """Streams: kernels by group, what ran at the same time, and tests of where kernels run."""
     from thence.analysis.grouping.kernel_groups import Patterns
     from thence.analysis.streams import parse_expectation
-    from thence.writers.text.printable import printable
 
     # Parse groups and expectations first, so that mistakes are reported before a large trace is read.
     patterns = Patterns(tuple(map(_pair, groups)))

@@ -15,6 +15,7 @@ from thence.cli.messages import put, say
 from thence.cli.output import Result, choice_option, console
 from thence.cli.verb import VerbCommand
 from thence.errors import MissingData, UsageError
+from thence.writers.text.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -152,8 +153,6 @@ def _show_lines(watch: Watch, seconds: float, follower: Follower) -> None:
 
 
 def _line(watch: Watch) -> str:
-    from thence.writers.text.printable import printable
-
     try:
         return printable(watch.now(time.time_ns()).line())
     except MissingData as error:
@@ -177,7 +176,6 @@ def _frame(watch: Watch, top: int, output: Console) -> RenderableType:
     from rich.text import Text
 
     from thence.writers.text.answer import table_of
-    from thence.writers.text.printable import printable
 
     try:
         now = watch.now(time.time_ns())

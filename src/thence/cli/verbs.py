@@ -11,6 +11,8 @@ from typing import cast
 import click
 from click.shell_completion import CompletionItem
 
+from thence.cli.messages import put
+
 VERBS = {
     "report": "Show where GPU time went and why the GPU was idle.",
     "explain": "Say what limits a trace, why, and what would help, in a page.",
@@ -103,7 +105,6 @@ def _no_such_verb(name: str) -> str:
 
 def _show_version(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:  # noqa: FBT001 - click's
     if asked:
-        from thence.cli.messages import put
         from thence.doctor.versions import versions
 
         for name, version in versions().items():

@@ -35,13 +35,13 @@ _TIMER, _MEASURED, _GIVEN, _NEIGHBOURS, _ESTIMATED, _LAUNCH, _UNKNOWN = range(7)
 _TIMER_STEP_NS = 32
 """Resolution of %globaltimer on an H200."""
 _LENGTHS_THAT_SHOW_A_STEP = 3
-_SHORT_NS = 32 * _TIMER_STEP_NS
-_MIN_SPAN_NS = 100 * _TIMER_STEP_NS
+_SHORT_NS = 32 * _TIMER_STEP_NS  # one step of the timer is 3 % of it
+_MIN_SPAN_NS = 100 * _TIMER_STEP_NS  # and 1 % of this
 _MAX_SPAN_NS = 1_000_000_000
 """Longest span in which the low word of an SM clock cannot wrap, at up to 4 GHz."""
 _MIN_GHZ, MAX_GHZ = 0.1, 4.0
 """SM clocks beyond these are impossible."""
-_WRAP = 1 << 32
+_WRAP = 1 << 32  # of a low word
 _OUTSIDE_NS, _OUTSIDE_RANGE_NS = 950, 350
 """By how much a kernel takes longer than from the first start to the last end inside it, ns, and how far that varies:
 0.6 to 1.3 us for CuPy, Triton, Pallas and Mosaic kernels on an H200 (docs/inside.md)."""
@@ -184,6 +184,7 @@ def rate_in_slice(columns: Columns, slice_ns: int) -> tuple[float, float] | None
     middle, fast, slow = (
         rate(slice_ns - _OUTSIDE_NS + change) for change in (0, -_OUTSIDE_RANGE_NS, _OUTSIDE_RANGE_NS)
     )
+    # A rate at an end of the range was not found: halving ran into the end.
     if not _MIN_GHZ * 1.01 < middle < MAX_GHZ * 0.99:
         return None
     return middle, (fast - slow) / 2 / middle

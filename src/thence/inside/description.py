@@ -145,7 +145,6 @@ class Description:
         """Checks before a launch that the device has room for this buffer.
 
         Args:
-            limits: limits of the device.
             staged: events are staged in shared memory; otherwise they need none.
             shared_bytes_used: shared memory that the kernel itself uses, per block.
 

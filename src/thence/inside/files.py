@@ -47,7 +47,6 @@ def save(path: str | os.PathLike[str], buffer: Any, description: Description) ->
     Args:
         path: file name ending in .npz; the file is replaced if it exists.
         buffer: array of 32- or 64-bit integers on the host.
-        description: description of the buffer.
 
     Raises:
         InputError: ``path`` cannot be written, or has another ending.
@@ -102,6 +101,7 @@ def load(path: str | os.PathLike[str]) -> tuple[UInt32, Description]:
     try:
         check_regular(name)
         with file.open("rb") as stream:
+            # PK: a zip archive, which .npz is; NUMPY: an array alone.
             magic = stream.read(6)
         if magic[:4] == b"PK\x03\x04":
             return _from_npz(file)
@@ -174,7 +174,7 @@ def _check_header(file: Path) -> None:
         DamagedInput: the header would be longer than the file.
     """
     with file.open("rb") as stream:
-        begin = stream.read(12)
+        begin = stream.read(12)  # magic, version, and the length of the header
     # The length has 4 bytes, in version 1 only 2:
     # https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
     length = int.from_bytes(begin[8:12], "little") if begin[6:7] > b"\x01" else 0

@@ -65,7 +65,6 @@ class KernelLaunches:
 
         Args:
             name: name of the buffer, for the error message.
-            decoded: content of the buffer.
 
         Returns:
             id (row of gpu), rank, device, duration, corrected (start on the timeline), and, on the clock as
@@ -339,7 +338,7 @@ def _buffer(launches: KernelLaunches, name: str, decoded: Decoded) -> _Buffer:
     start, duration = (buffer[c].to_numpy().astype(np.int64) for c in ("start", "duration"))
     first, last = span(decoded)
     zero = epoch or 0
-    wrapped = decoded.timer_bits == 32
+    wrapped = decoded.timer_bits == 32  # only the low word of the timer is known
     return _Buffer(
         name=name,
         decoded=decoded,

@@ -234,7 +234,6 @@ class OnDeviceProfiler:
         """Emit the beginning of a trace at the insertion point, which is the start of the kernel.
 
         Args:
-            spec: sizes and names.
             smem_buffer: memref of ``spec.smem_i32_elements`` words in shared memory.
             gmem_buffer: memref of the whole buffer.
             wrap: whether the kernel uses warpgroup semantics.

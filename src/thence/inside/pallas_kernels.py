@@ -228,7 +228,6 @@ def describe_mosaic(
         block: threads of a block.
         version: version of jax; before 0.8.0 the word count in a header includes the header's own
             three words.
-        kernel: name of the kernel.
         launch: further facts of the launch.
     """
     entries = int(spec.entries_per_warpgroup)

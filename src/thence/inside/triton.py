@@ -107,7 +107,7 @@ def begin(events: tl.tensor, blocks: tl.tensor, CAPACITY: tl.constexpr) -> tl.te
     tl.store(trace + 1, 1)  # a thread block's trace; events count clock64
     tl.store(trace + 2, smid)
     tl.store(trace + 3, block)
-    tl.store(trace + 7, CAPACITY)
+    tl.store(trace + 7, CAPACITY)  # words 4 to 6, index, count and dropped, are written at the end
     _store_clocks(trace + 8)
     return trace
 

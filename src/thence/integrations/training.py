@@ -7,9 +7,11 @@ import os
 import sys
 from typing import TYPE_CHECKING, Self
 
+from thence.capture.recorder.process_facts import rank_of_environment, rank_of_framework
 from thence.errors import ThenceError
 from thence.importing import own_imports
 from thence.integrations.logged import Logged
+from thence.writers.text.printable import printable_lines
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -142,14 +144,10 @@ def _summary(recording: Recording, directory: str | os.PathLike[str]) -> Logged 
 
 def _is_first() -> bool:
     """Whether this process is the first of its job, or the only one."""
-    from thence.capture.recorder.process_facts import rank_of_environment, rank_of_framework
-
     rank = rank_of_framework()
     return not (rank_of_environment() if rank is None else rank)
 
 
 def _say(text: str) -> None:
     if sys.stderr is not None:
-        from thence.writers.text.printable import printable_lines
-
         sys.stderr.write(printable_lines(f"thence: {text}") + "\n")

@@ -224,7 +224,6 @@ def table_html(headings: Iterable[str], rows: Iterable[tuple[str, Sequence[str]]
     """A table as an HTML fragment; every text is escaped.
 
     Args:
-        headings: of the columns.
         rows: for each row its full name, which is shown on hover, and the text of each column.
         hidden: how many further rows there are.
     """

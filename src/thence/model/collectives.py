@@ -114,6 +114,6 @@ def _has(metadata: Mapping[str, Any], columns: tuple[str, ...]) -> bool:
 
 def _whole(value: object) -> int | None:
     """A value as a non-negative integer below 2^62, else None. Annotated traces hold numbers as text."""
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:  # fewer digits than 2^63 has
         value = int(value)
     return value if type(value) is int and 0 <= value < 1 << 62 else None

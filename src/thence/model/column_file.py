@@ -237,6 +237,7 @@ def _member(archive: zipfile.ZipFile, name: str, most_bytes: int) -> bytes:
 
 def _array(archive: zipfile.ZipFile, name: str, most_values: int, kinds: str = "iu") -> Array:
     """The numbers of a ``.npy`` member. A header with any other type, such as objects, is refused."""
+    # Eight bytes a number, and the header of an .npy file.
     content = _member(archive, f"{name}.npy", most_values * 8 + 4096)
     file = io.BytesIO(content)
     try:

@@ -37,3 +37,10 @@ def name_codes(names: pl.Series) -> Int64:
     """The number of each Categorical name, from 1 on; 0 for null."""
     codes: Int64 = row_numbers(names.to_physical()) + 1
     return codes
+
+
+def group_sums(group: Int64, values: Int64, groups: int) -> Int64:
+    """The sum of the values of each group."""
+    sums = np.zeros(groups, np.int64)
+    np.add.at(sums, group, values)  # bincount would add as float64, which rounds beyond 2^53
+    return sums

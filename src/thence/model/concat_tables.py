@@ -109,7 +109,6 @@ def _joined(
     """One table of all inputs; see `moved`, which would take a query for each of thousands of inputs.
 
     Args:
-        frames: the table of each input.
         shifts: ns that are added to the times of each input.
         offsets: number that is added to a column of row numbers, for each input.
     """

@@ -82,7 +82,7 @@ def reached_before(end: Int64, group: Int64 | None = None) -> Int64:
     np.cumsum(number, out=number)
     low = int(end.min())
     span = int(end.max()) - low + 1
-    if (int(number[-1]) + 1) * span < 1 << 62:
+    if (int(number[-1]) + 1) * span < 1 << 62:  # shifted times fit into int64
         number *= span
         reached = np.maximum.accumulate(end - low + number) - number + low
     else:  # the shifted times would overflow: use the positions of the ends in sorted order instead

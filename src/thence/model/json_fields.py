@@ -36,7 +36,6 @@ def decoded(content: bytes | str, kind: type[_Kind]) -> _Kind:
     """The JSON document of this kind.
 
     Args:
-        content: the text.
         kind: a Struct, or any other type that msgspec decodes; its integers have ranges.
 
     Raises:

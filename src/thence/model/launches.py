@@ -44,8 +44,6 @@ def matched_rows(gpu: pl.DataFrame, host: pl.DataFrame, key: str, among: pl.Expr
     A key that several of these host rows share identifies none of them.
 
     Args:
-        gpu: table of activities.
-        host: table of host ranges.
         key: column of both: correlation or external. The body of a conditional node of a CUDA graph has
             the correlation id of the launch of its graph (`launch_correlations`).
         among: which host rows count.

@@ -61,7 +61,7 @@ _CYCLE: Mapping[str, Mapping[str, int]] = MappingProxyType(
 )
 """Dense FLOP of a multiprocessor in a cycle, by compute capability."""
 
-_SUB_PARTITIONS = 4
+_SUB_PARTITIONS = 4  # of a multiprocessor, with a tensor core each
 _COUNTED_TENSORS = ("9.0",)
 """Compute capabilities of which known products were seen to count so many cycles."""
 _VECTOR = ("float64", "float32")
@@ -115,7 +115,7 @@ _MI355 = {"float64": 78.6, "float32": 157.3, "bfloat16": 2516.6, "float16": 2516
 _AMD = (("MI300X", _MI300, 5300, 448), ("MI325X", _MI300, 6000, 448), ("MI355X", _MI355, 8000, 538))
 """Name, dense TFLOP/s of the matrix cores, GB/s of memory and of the links to other GPUs in one direction, from AMD's
 data sheets (float32 of matrix cores, too)."""
-_AMD_CACHE, _AMD_HOST_LINK = 256, 64
+_AMD_CACHE, _AMD_HOST_LINK = 256, 64  # MiB of Infinity Cache; GB/s of PCIe 5 x16 in one direction
 
 
 @dataclass(frozen=True)

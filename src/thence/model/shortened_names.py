@@ -42,7 +42,6 @@ def fitted(names: Sequence[str], width: int, lines: int = 1) -> list[str]:
     """Names that fit into a column, in the same order; different ones stay different.
 
     Args:
-        names: of the rows of one table.
         width: characters of a line; fewer than 8 count as 8.
         lines: lines of a name, broken between its words where that is possible. File and line of a place in a source
             file stand on one.
@@ -88,7 +87,7 @@ def affordable(names: pl.Series, uses: npt.NDArray[np.int64], max_text: int, max
     Returns:
         ``names`` itself, or narrowed names.
     """
-    for width in (0, 4000, 1000, 100, 40):
+    for width in (0, 4000, 1000, 100, 40):  # 0: in full
         short = narrowed(names, width) if width else names
         characters = short.str.len_chars().fill_null(0).to_numpy().astype(np.int64)
         written = int((characters * uses).sum())
@@ -120,7 +119,6 @@ def _short_place(name: str, width: int, line: int) -> str | None:
     None if the name is no such place, or its file and line do not fit.
 
     Args:
-        name: the name.
         width: characters of all lines.
         line: characters of one line, into which file and line must fit.
     """
@@ -147,6 +145,7 @@ def _cut(words: Sequence[str], uses: Mapping[str, int], names: int, width: int) 
     if length <= 1:
         return text
     weight = np.array([_SHARED + math.log(names / uses[word]) for word in words])
+    # Equal weights stay equal in whatever order they are added.
     before = np.concatenate([[0.0], np.cumsum(weight)]).round(6)
     word_at = np.repeat(np.arange(len(words)), [len(word) for word in words])
     reached = before[word_at + 1]  # weight of all words up to that of each character

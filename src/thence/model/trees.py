@@ -163,6 +163,7 @@ def _trie_by_hashes(parent: Int64, code: Int64) -> tuple[Int64, Int64]:
     """
     has_parent = parent >= 0
     while True:
+        # A secret seed: nobody can make a file whose names collide each time.
         hashes = _hashes(parent, code, secrets.randbits(63))
         node, first = _numbered(hashes)
         around = np.full(len(parent), NO_ROW, np.int64)

@@ -61,7 +61,6 @@ def category_of(recorded: str, name: str) -> str:
 
     Args:
         recorded: category that the event's ``cat`` stands for.
-        name: name of the event.
     """
     if recorded == "range":
         if _STEP.fullmatch(name) or server_step(name) is not None:

@@ -67,7 +67,6 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     """Tables that hold only the labels of one label file, which was given as an input of a trace.
 
     Args:
-        source: the opened file.
         progress: called with the number of stored bytes consumed so far.
 
     Raises:
@@ -316,7 +315,6 @@ def read_labels(path: str | os.PathLike[str], expansion: Expansion = DEFAULT) ->
     """The labels in a file: JSON (plain or gzipped), or an annotation file of PyTorch.
 
     Args:
-        path: of the file.
         expansion: how much larger than its stored size its content may be.
 
     Raises:

@@ -41,7 +41,7 @@ _MAX_CHANNELS = 1024
 """NCCL has 64."""
 _LATEST_US = 1 << 52
 """Of Unix times, which are in the year 2112 then; later ones do not fit into ns."""
-_LONGEST_US = 1 << 43
+_LONGEST_US = 1 << 43  # 102 days, about as long as `thence.units.LONGEST_NS`
 
 
 class _Kernel(msgspec.Struct):
@@ -165,5 +165,5 @@ def _row(ranks: int, each: _Collective) -> Sequence[object] | None:
         return None
     by_gpu = each.coll_timing_source == _GPU_CLOCK and each.coll_exec_time_us < _LONGEST_US
     executed = each.coll_exec_time_us * 1000 if by_gpu else None
-    size = min(each.coll_msg_size_bytes, (1 << 62))
+    size = min(each.coll_msg_size_bytes, (1 << 62))  # sums over the calls of a trace stay within int64
     return each.coll, size, ranks, len(times.kernel_events), times.coll_start_ts * 1000, seen * 1000, executed

@@ -35,7 +35,7 @@ ARROW_ENDING = ".arrow"
 # which reading in this process raises too.
 _LARGE = 6
 _EXPECTED = (0, 4)
-_PATIENCE_S = 300
+_PATIENCE_S = 300  # a child that takes longer is ended, and its file refused
 _SPARE: Bytes = 1 << 30
 """Address space that the child may use in addition to the tables: thread stacks, and memory that allocators keep."""
 _MAX_FAILURES = 20
@@ -151,12 +151,8 @@ def unreadable(files: Sequence[Path], expansion: Expansion = DEFAULT) -> set[Pat
     return bad
 
 
-def first_unreadable(files: Sequence[Path], expansion: Expansion = DEFAULT) -> tuple[Path, bool] | None:
+def first_unreadable(files: Sequence[Path]) -> tuple[Path, bool] | None:
     """The first Parquet or Arrow file that cannot be read; None if all can.
-
-    Args:
-        files: any number of files.
-        expansion: how much larger than its stored size a table may be.
 
     Returns:
         The file, and whether it is safe to read it in this process: Polars then raises an exception that says
@@ -165,7 +161,7 @@ def first_unreadable(files: Sequence[Path], expansion: Expansion = DEFAULT) -> t
     Raises:
         MissingRequirement: no child process can test them.
     """
-    with probing(files, "", expansion) as probe:
+    with probing(files, "", DEFAULT) as probe:
         try:
             probe.passed()
             harmless = True

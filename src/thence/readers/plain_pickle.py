@@ -118,6 +118,7 @@ class _Machine:
     def run(self) -> object:
         """The value that the pickle builds."""
         content, instructions, costs, stop = self.content, _INSTRUCTIONS, _COSTS, _STOP
+        # What the objects may take: 100 MB, and four bytes for each of the pickle's.
         left = limit = 100_000_000 + 4 * len(content)
         while (code := content[self.position]) != stop:
             self.position += 1
@@ -373,7 +374,6 @@ def _check_shape(value: object, shared: set[int], limit: int) -> None:
     """Refuses a value that is nested too deeply, contains itself, or has elements that are too large.
 
     Args:
-        value: what the pickle holds.
         shared: ids of the containers that may have several places: each is visited once.
         limit: on elements and characters of each element of the value, written out.
     """

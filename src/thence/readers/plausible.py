@@ -50,7 +50,6 @@ def plausible(tables: _Tables, name: str) -> _Tables:
     """The tables, with impossible durations set to 0, a warning, and a loss for device activities among them.
 
     Args:
-        tables: of one input.
         name: the input as the user named it.
 
     Raises:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+://")
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "az": "adlfs"}
-_BLOCK_BYTES = 8 << 20
+_BLOCK_BYTES = 8 << 20  # of one request
 _CHANGED = ("mtime", "LastModified", "last_modified", "updated", "created", "ETag", "etag")
 """Keys under which protocols report when a file changed, or another value that changes with the file."""
 

@@ -158,7 +158,6 @@ def one_job(
     """The inputs that belong to one job: from a directory with several runs, the files of the newest run.
 
     Args:
-        parts: the inputs that were read.
         unread: files of older runs that were not read, with their directories.
         add: keep all inputs; inputs that hold the same rank become ranks of their own.
 
@@ -198,7 +197,6 @@ def _of_other_runs(parts: Sequence[Read], *, several_runs: bool) -> list[str]:
     """Files of a directory that are not of its newest run; none if no two files hold the same rank.
 
     Args:
-        parts: the files that were read.
         several_runs: whether a rank of theirs is also in a file that was not read.
     """
     newest_first = sorted(parts, key=_recency, reverse=True)

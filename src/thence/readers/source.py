@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
 STANDARD_INPUT = "-"
-_HEAD_BYTES = 1 << 16
+_HEAD_BYTES = 1 << 16  # what readers look at to recognise their format
 _GZIP_MAGIC = b"\x1f\x8b"
 # isal's stub declares its error as an instance of Exception.
 _ISAL_ERROR = cast("type[Exception]", isal_zlib.error)
@@ -92,7 +92,7 @@ class _Unzipped:
 
 
 def _new_member() -> Any:
-    return isal_zlib.decompressobj(wbits=31)
+    return isal_zlib.decompressobj(wbits=31)  # 15 bits of window, and 16: with gzip's header
 
 
 @dataclass
@@ -369,7 +369,6 @@ class NumberedFiles:
         """The files of some numbers, in order of their names; none where the folder cannot be listed.
 
         Args:
-            folder: where.
             name: matches whole names; its first group is the number.
             numbers: of ranks or processes.
         """

@@ -464,7 +464,6 @@ def _unchanged(root: Path, manifest: Manifest, outcomes: dict[str, Outcome]) -> 
     """The manifest of the store if it says the same as a new one and the joined summaries are as they were written.
 
     Args:
-        root: the store.
         manifest: the new one, without summaries.
         outcomes: of the inputs that were read now.
     """

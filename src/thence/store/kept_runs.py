@@ -81,12 +81,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def key_of(run: str, settings: Iterable[str]) -> str:
-    """What tells whether a run is the one that was summed up: names, sizes and times of its files, and the settings.
-
-    Args:
-        run: a file or folder.
-        settings: how it is read.
-    """
+    """What tells whether a run is the one that was summed up: names, sizes and times of its files, and the settings."""
     digest = hashlib.sha256("\0".join((__version__, *settings)).encode())
     for name, (size, changed) in _files(Path(run)).items():
         digest.update(f"\0{name}\0{size}\0{changed}".encode("utf-8", "surrogateescape"))

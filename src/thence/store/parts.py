@@ -176,7 +176,6 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
     """The attributed tables of a part as they were written, with its ranks renumbered.
 
     Args:
-        folder: of the part.
         new: for ranks that are shown under other numbers: number in the tables to number shown.
 
     Raises:

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from thence.analysis.rank_tables import concatenated
+from thence.analysis.self_check import checked_references
+from thence.analysis.steps.over_time import steps_over_time
 from thence.errors import DamagedInput, MissingData
+from thence.model.answer import ResultOrReason, result_or_reason
 from thence.model.attributed import concat_attributed
 from thence.model.selection import Selection
 from thence.model.tables import NO_STEPS, STEP_KINDS
@@ -153,7 +157,6 @@ class StoredTrace(Trace):
     def _selected_parts(self) -> Iterator[Attributed]:
         """The selected part of every rank with device work."""
         from thence.analysis.selection.select import select
-        from thence.analysis.self_check import checked_references
 
         for part in self.store.parts():
             if part.gpu.is_empty():
@@ -185,7 +188,6 @@ class StoredTrace(Trace):
         if not self._ranks_only:
             return super().headline
         from thence.analysis.report.headline import headline_of_summaries
-        from thence.model.answer import ResultOrReason, result_or_reason
 
         with self.store.reading():
             frames = self.store.lateness()
@@ -208,7 +210,6 @@ class StoredTrace(Trace):
     def page(self, known: Mapping[str, Any] | None = None) -> Page:
         """As `Trace.page`; of many ranks, the tables of two are read, and the summaries of all."""
         from thence.analysis.ranks import timeline_rows
-        from thence.model.answer import ResultOrReason, result_or_reason
 
         few = self.selection.ranks or len(self.rank_numbers) <= timeline_rows.MAX_IN_FULL
         if few or not self._ranks_only:
@@ -240,7 +241,6 @@ class StoredTrace(Trace):
     def _explained_by_summaries(self, job: Job) -> Explanation:
         """The findings that need no tables."""
         from thence.analysis.explain.answer import Composed, explanation
-        from thence.model.answer import ResultOrReason
 
         kernels = self.report("kernel")
         reason = f"the job has {several(len(self.rank_numbers), 'rank')}, whose tables are not read together"
@@ -253,7 +253,6 @@ class StoredTrace(Trace):
 
     def _steps_over_time(self) -> StepsOverTime:
         from thence.analysis.report.headline import steps_of_summaries
-        from thence.analysis.steps.over_time import steps_over_time
 
         if not self._ranks_only:
             return super()._steps_over_time()
@@ -347,7 +346,6 @@ class StoredTrace(Trace):
 
 
 def _together(tables: list[dict[str, pl.DataFrame]]) -> dict[str, pl.DataFrame]:
-    from thence.analysis.rank_tables import concatenated
     from thence.analysis.summary_merge import REPORT_TABLES, folded
 
     return folded(concatenated(tables, REPORT_TABLES))

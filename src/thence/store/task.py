@@ -181,6 +181,6 @@ def _peak_bytes() -> int:
     """Peak memory of this process in bytes; 0 where the system does not report it."""
     with suppress(OSError):  # not getrusage, whose peak starts at the memory of the parent process
         status = Path("/proc/self/status").read_text("ascii", "replace")
-        peak = re.search(r"VmHWM:\s*(\d+) kB", status)
+        peak = re.search(r"VmHWM:\s*(\d+) kB", status)  # the high-water mark of resident memory
         return int(peak[1]) * 1024 if peak else 0
     return 0

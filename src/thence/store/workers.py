@@ -153,7 +153,7 @@ def _ended_in_order() -> Iterator[None]:
 
 
 def _terminated(number: int, _frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
+    raise SystemExit(128 + number)  # as shells say it
 
 
 def _end(pool: ProcessPoolExecutor) -> None:

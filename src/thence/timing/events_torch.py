@@ -69,7 +69,6 @@ def time_calls(call: functools.partial[Any], devices: set[int], iterations: int)
     Args:
         call: a function with its arguments, warmed up already.
         devices: the devices that the function uses.
-        iterations: number of calls.
 
     Returns:
         The return value of the last call, and the milliseconds of each call, from before its first to

@@ -31,7 +31,7 @@ _SIZES = {
     "float8": 8192,
     "int8": 8192,
 }
-_COPIED_BYTES = 1 << 30
+_COPIED_BYTES = 1 << 30  # many times what the caches hold
 _BATCH_SECONDS = 0.05
 
 
@@ -54,9 +54,11 @@ def measured_peaks(seconds: float = SECONDS_EACH) -> Peaks:
     for dtype, size in _SIZES.items():
         product = _product(torch, dtype, size)
         if product is not None:
+            # A multiplication and an addition for each element of the sum.
             tflops[dtype] = 2 * size**3 / _fastest(torch, product, seconds) / 1e12
     source = torch.empty(_COPIED_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
+    # Each byte is read and written.
     gbps = 2 * _COPIED_BYTES / _fastest(torch, lambda: target.copy_(source), seconds) / 1e9
     device = str(torch.cuda.get_device_name())
     return Peaks(device, MappingProxyType(tflops), gbps, "measured on this GPU: products of large matrices, and copies")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thence import child_python
+from thence.capture.recorder.process_facts import folder_name
 from thence.errors import ThenceError
 from thence.model.formats import DESCRIPTION
 from thence.readers.recording.sniffing import process_folders
@@ -132,9 +133,7 @@ def _end(process: subprocess.Popen[Any]) -> None:
 def follow(directory: Path) -> None:
     """Follows the processes of this host until standard input is closed, also because its writer was killed."""
     with suppress(OSError):
-        os.nice(19)
-    from thence.capture.recorder.process_facts import folder_name
-
+        os.nice(19)  # the program that is recorded goes first
     follower = Follower(directory, folder_name(None).partition("-rank")[0])
     ended = False
     while not ended:

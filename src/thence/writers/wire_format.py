@@ -14,10 +14,10 @@ VARINT, FIXED64, BYTES = 0, 1, 2
 
 def varint(value: int) -> bytes:
     """A number as a varint: seven bits per byte, lowest first; negative numbers in 64-bit two's complement."""
-    value &= (1 << 64) - 1
+    value &= (1 << 64) - 1  # a negative number is written as its two's complement in 64 bits
     result = bytearray()
     while value > 0x7F:
-        result.append(value & 0x7F | 0x80)
+        result.append(value & 0x7F | 0x80)  # seven bits a byte, the low ones first; the high bit: another byte follows
         value >>= 7
     result.append(value)
     return bytes(result)

@@ -15,7 +15,6 @@ from hlo_building import at, build, computation
 from hlo_building import instruction as hlo_instruction
 from hlo_building import shape as hlo_shape
 from protowire import every, first, message, pack
-from thence.attribution.xla.constituents import constituents_by_cost, constituents_by_place
 from thence.attribution.xla.hlo_places import (
     PLACES,
     HloRows,
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 JAX = DATA / "jax"
 SINGLE = "jax_single_nocb.xplane.pb.gz"
 FILES = (SINGLE, "streams_moved.xplane.pb", "streams_default.xplane.pb")
-WEIGHTINGS = (constituents_by_cost, constituents_by_place)
 
 
 def read(name: str) -> Tables:
@@ -69,8 +67,8 @@ def places_of(tables: Tables) -> pl.DataFrame:
     return hlo_places(rows_of(tables))
 
 
-def shares_of(tables: Tables, *weighting: Any) -> pl.DataFrame:
-    return source_shares(rows_of(tables), *((lambda facts, how=how: how(facts.module)) for how in weighting))
+def shares_of(tables: Tables) -> pl.DataFrame:
+    return source_shares(rows_of(tables))
 
 
 def proto_of(name: str, program: str) -> bytes:
@@ -99,9 +97,8 @@ def test_all_kernel_time_has_an_hlo_op_and_a_source_line(tables: Tables) -> None
         assert places[f"{kind}_rule"].null_count() == 0
 
 
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_claims_account_for_all_of_every_activity(tables: Tables, weighting: Any) -> None:
-    claims = shares_of(tables, weighting)
+def test_claims_account_for_all_of_every_activity(tables: Tables) -> None:
+    claims = shares_of(tables)
     assert dict(claims.schema) == dict(SHARES)
     sums = claims.group_by("gpu", maintain_order=True).agg(pl.col("weight").sum())
     assert sums["gpu"].to_list() == list(range(tables.gpu.height))
@@ -271,7 +268,7 @@ def test_what_has_no_place_inherits_that_of_the_instruction_around_it(hlo: Calla
     ]
 
 
-def test_a_fusion_shares_its_time_by_cost_or_in_equal_parts() -> None:
+def test_a_fusion_shares_its_time_by_cost() -> None:
     """Both read 4 kB, the second also writes 4 kB; each has 1024 operations, which take as long as 102.4 bytes."""
     fused = message(
         (1, "fused"), (5, 5), (6, 53),
@@ -293,8 +290,6 @@ def test_a_fusion_shares_its_time_by_cost_or_in_equal_parts() -> None:
     total = sum(expected.values())
     found = dict(shares_of(tables).select("place", "weight").rows())
     assert found == pytest.approx({k: v / total for k, v in expected.items()})
-    equal = dict(shares_of(tables, constituents_by_place).select("place", "weight").rows())
-    assert equal == {"model.py:1": 0.5, "model.py:2": 0.5}
 
 
 def test_every_collective_of_a_sharded_step_has_a_place() -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fake_nvml import FakeNvml
 from thence.capture.cuda import nvml
-from thence.capture.cuda.clocks import ClockSamples
+from thence.capture.cuda.nvml import ClockSamples
 
 if TYPE_CHECKING:
     import pytest

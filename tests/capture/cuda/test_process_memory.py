@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fake_nvml import FakeNvml
-from thence.capture.cuda.process_memory import ProcessMemorySamples
+from thence.capture.cuda.nvml import ProcessMemorySamples
 
 
 class MemoryNvml(FakeNvml):

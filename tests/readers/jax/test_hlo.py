@@ -13,7 +13,7 @@ import pytest
 from helpers import DATA
 from hlo_building import BF16, F32, TOKEN, TUPLE, at, build, computation, frame_index, instruction, shape, tuple_of
 from protowire import every, fields, first, message, pack, packed
-from thence.attribution.xla.constituents import constituents_by_cost, constituents_by_place
+from thence.attribution.xla.constituents import constituents_by_cost
 from thence.attribution.xla.hlo_collectives import collective_instructions
 from thence.errors import DamagedInput
 from thence.model.hlo import Frame, HloModule
@@ -156,13 +156,12 @@ def test_collectives_of_the_recording(module: HloModule, truth) -> None:
 
 
 def test_constituents_of_every_kernel_sum_to_one(module: HloModule) -> None:
-    by_place, by_cost = constituents_by_place(module), constituents_by_cost(module)
-    rows = module.instructions.with_row_index("row")
-    for found, expected in ((by_place, rows), (by_cost, rows.filter("top_level"))):
-        sums = found.group_by("instruction").agg(pl.col("weight").sum()).sort("instruction")
-        assert sums["instruction"].to_list() == expected["row"].to_list()
-        assert sums["weight"].to_list() == pytest.approx([1.0] * expected.height)
-        assert found["weight"].is_between(0, 1, closed="right").all()
+    found = constituents_by_cost(module)
+    expected = module.instructions.with_row_index("row").filter("top_level")
+    sums = found.group_by("instruction").agg(pl.col("weight").sum()).sort("instruction")
+    assert sums["instruction"].to_list() == expected["row"].to_list()
+    assert sums["weight"].to_list() == pytest.approx([1.0] * expected.height)
+    assert found["weight"].is_between(0, 1, closed="right").all()
 
 
 def test_a_module_proto_alone_and_a_plain_file_read_the_same(module: HloModule) -> None:
@@ -351,7 +350,6 @@ def test_cut_and_flipped_modules_are_read_or_refused(module: HloModule) -> None:
             continue
         collective_instructions(read)
         constituents_by_cost(read)
-        constituents_by_place(read)
 
 
 def test_wire_reader_of_these_tests_agrees_with_its_writer() -> None:

@@ -361,5 +361,6 @@ def _windows(token: Int64, width: int) -> Int64:
     windows = np.lib.stride_tricks.sliding_window_view(token, width)
     mixed = np.zeros(len(windows), np.uint64)
     for column in range(width):
+        # 2^64 / golden ratio: odd, with its bits well mixed.
         mixed = mixed * np.uint64(0x9E3779B97F4A7C15) + windows[:, column].astype(np.uint64)
     return mixed.view(np.int64)

@@ -265,6 +265,7 @@ def _median_corrections(rank: Int64, instance: Int64, end: Float64, cluster: Int
     settled = _complete(rank, instance, cluster)
     for number in range(_PASSES):
         skews = _skews(instance, end - corrections[rank])
+        # A rank without shared instances has no median, and is not moved.
         change = np.nan_to_num(quantiles(rank, skews, ranks, 0.5))
         if number:
             change -= (np.bincount(cluster, weights=change, minlength=ranks) / members)[cluster]

@@ -36,7 +36,6 @@ def links_of(trace: Attributed, rows: pl.DataFrame) -> pl.DataFrame:
     """Adds link, and link_unknown (a key of `UNKNOWN_LINKS`; null where the link is known).
 
     Args:
-        trace: attributed.
         rows: those of `thence.analysis.collectives.instances.Instances` of this trace.
     """
     described = rows.with_columns(

@@ -159,7 +159,6 @@ def undescribed_kernels(trace: Attributed, rows: pl.DataFrame) -> str:
     """The message on how much of the communication has no description, and how to record descriptions.
 
     Args:
-        trace: attributed.
         rows: one row per kernel that communicates: described (false for some), collective, duration_ns.
     """
     without = rows.filter(~rows["described"])

@@ -96,9 +96,7 @@ def graph_nodes(trace: Attributed, launch: Int64, labels: Sequence[GraphLabels] 
     """The activities inside launches of CUDA graphs, and the edges between them.
 
     Args:
-        trace: the attributed trace.
         launch: host row of the call that launched each activity; `NO_ROW` if unknown.
-        labels: labels of its captured graphs.
     """
     inside = trace.gpu["graph"].is_not_null().to_numpy() | trace.gpu["node"].is_not_null().to_numpy()
     called = np.flatnonzero(launch != NO_ROW)
@@ -120,9 +118,7 @@ def graph_runs(trace: Attributed, launch: Int64, labels: Sequence[GraphLabels]) 
     """The launches of the captured graphs whose edges are known; no activity is in two of them.
 
     Args:
-        trace: the attributed trace.
         launch: host row of the call that launched each activity; `NO_ROW` if unknown.
-        labels: labels of its captured graphs.
     """
     with_edges = _distinct(labels)
     if not with_edges or trace.gpu.is_empty():

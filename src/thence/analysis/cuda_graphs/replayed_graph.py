@@ -157,8 +157,6 @@ def replayed_graph(trace: Attributed, labels: Sequence[GraphLabels], graph_id: i
     """A captured graph with the times of its replays.
 
     Args:
-        trace: attributed.
-        labels: labels of its captured graphs.
         graph_id: id of the captured or of the executable graph; None: the graph with the most GPU time.
 
     Raises:
@@ -340,9 +338,6 @@ WAY_OUT = (
 
 def graph_edges(labels: Sequence[GraphLabels]) -> pl.DataFrame:
     """One row for each edge: a node, and a node that waits for it.
-
-    Args:
-        labels: labels of captured graphs.
 
     Returns:
         rank (null where the file does not state it), graph (id), node (number), kernel (name; the type of the node

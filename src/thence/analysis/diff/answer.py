@@ -340,14 +340,12 @@ def _run_json(sample: Sample) -> dict[str, Any]:
     }
 
 
-def compare(before: Sequence[Sample], after: Sequence[Sample], same_share: float = SAME_SHARE) -> Diff:
+def compare(before: Sequence[Sample], after: Sequence[Sample]) -> Diff:
     """Compares two sides of runs.
 
     Args:
         before: one or more runs.
         after: one or more runs.
-        same_share: share of a row's time before within which a difference counts as none; differences within a
-            thousandth of the step always do.
 
     Raises:
         UsageError: a side has no run, or its runs have no device work.
@@ -361,7 +359,7 @@ def compare(before: Sequence[Sample], after: Sequence[Sample], same_share: float
     ours, theirs = range(len(before)), range(len(before), len(before) + len(after))
     estimated = estimates(means, ours, theirs)
     step = means.keys.index((STEP, ALL))
-    frame, left_out = judged_rows(means, estimated, step, (ours, theirs), matches, same_share)
+    frame, left_out = judged_rows(means, estimated, step, (ours, theirs), matches)
     is_step = (pl.col("by") == STEP) & (pl.col("name") == ALL)
     whole = frame.filter(is_step).row(0, named=True)
     total = Row(*(whole[k] for k in ("before_ns", "after_ns", "low_ns", "high_ns", "verdict", "more_runs")))
@@ -387,7 +385,7 @@ def compare(before: Sequence[Sample], after: Sequence[Sample], same_share: float
         estimated.between,
         left_out,
         means,
-        _folded([*before, *after], (ours, theirs), same_share),
+        _folded([*before, *after], (ours, theirs)),
         streams,
         work,
         held,
@@ -401,7 +399,7 @@ def _renamed(matches: Iterable[Match]) -> dict[tuple[str, str], str]:
     return {(match.by, name): match.name for match in matches for name in (*match.before, *match.after)}
 
 
-def _folded(samples: Sequence[Sample], sides: tuple[range, range], same_share: float) -> pl.DataFrame | None:
+def _folded(samples: Sequence[Sample], sides: tuple[range, range]) -> pl.DataFrame | None:
     """The rows by module and label with equal layers as one row, as `Diff.folded`."""
     wanted = pl.col("by").is_in([STEP, *LAYERED])
     some = [replace(sample, rows=sample.rows.filter(wanted)) for sample in samples]
@@ -410,7 +408,7 @@ def _folded(samples: Sequence[Sample], sides: tuple[range, range], same_share: f
         return None
     means = run_means(some, names)
     estimated = estimates(means, *sides)
-    frame, _ = judged_rows(means, estimated, means.keys.index((STEP, ALL)), sides, (), same_share)
+    frame, _ = judged_rows(means, estimated, means.keys.index((STEP, ALL)), sides, ())
     return frame.filter(pl.col("by").is_in(LAYERED))
 
 
@@ -419,12 +417,7 @@ def _sources(side: Sequence[Sample]) -> set[str]:
 
 
 def judged_rows(
-    means: RunMeans,
-    estimated: Estimates,
-    step: int,
-    sides: tuple[range, range],
-    matches: Sequence[Match],
-    same_share: float,
+    means: RunMeans, estimated: Estimates, step: int, sides: tuple[range, range], matches: Sequence[Match]
 ) -> tuple[pl.DataFrame, int]:
     """The rows of two sides with their verdicts, as `Diff.rows`, and the number of rows that were too small.
 
@@ -434,7 +427,6 @@ def judged_rows(
         step: number of the row of the whole step.
         sides: numbers of the runs of each side.
         matches: rows of different names that are one.
-        same_share: share of a row's time up to which a difference is none.
     """
     step_ns = max(estimated.before[step], estimated.after[step])
     least = NEGLIGIBLE_STEP_SHARE * step_ns
@@ -442,7 +434,7 @@ def judged_rows(
     whole = np.array([key in _ALWAYS for key in means.keys], np.bool_)
     kept = np.flatnonzero(whole | (np.maximum(estimated.before, estimated.after) >= least))
     new, gone = ((_new_or_gone(means, side, other) & ~parts)[kept] for side, other in ((sides[1], sides[0]), sides))
-    margin = np.maximum(same_share * estimated.before[kept], least)
+    margin = np.maximum(SAME_SHARE * estimated.before[kept], least)
     names = [means.keys[row] for row in kept]
     known = np.zeros(len(kept)) if estimated.between else _known_to_differ(estimated, kept, names)
     verdicts, needed = _verdicts(estimated, kept, (new, gone), margin, known, min(map(len, sides)))

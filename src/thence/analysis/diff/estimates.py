@@ -187,7 +187,6 @@ def run_means(samples: Sequence[Sample], renamed: Mapping[tuple[str, str], str])
     """Means and errors of every row in every run.
 
     Args:
-        samples: the runs.
         renamed: by and name of rows that are shown under another name, to that name.
     """
     rows = pl.concat([s.rows.with_columns(run=pl.lit(n, pl.Int32)) for n, s in enumerate(samples)])
@@ -319,6 +318,7 @@ def _filled(errors: Float64) -> Float64:
 def _satterthwaite(parts: Sequence[Float64], degrees: Sequence[Float64]) -> tuple[Float64, Float64]:
     """The sum of two variances, and its degrees of freedom."""
     variance = parts[0] + parts[1]
+    # No degrees of freedom: the last line makes the result 0.
     spread = sum(np.square(v) / np.maximum(n, 1e-9) for v, n in zip(parts, degrees, strict=True))
     least = np.minimum(*degrees)
     freedom = np.divide(np.square(variance), spread, out=least.copy(), where=spread > 0)
@@ -351,7 +351,7 @@ def more_runs(wanted: Float64, deviation: Float64, runs: int, level: float) -> n
     Returns:
         shape (rows,), at least 1; `MAX_RUNS` where that many runs or more are needed.
     """
-    sizes = np.unique(np.geomspace(2, MAX_RUNS, 200).astype(np.int64))
+    sizes = np.unique(np.geomspace(2, MAX_RUNS, 200).astype(np.int64))  # steps of 3 %: no guess is better
     freedom = (2.0 * sizes - 2).astype(np.float64)
     rounded = 10 ** (np.floor(4 * np.log10(level)) / 4)  # few levels, so quantiles are cached
     critical = quantile(float(rounded), freedom) + quantile(_POWER_BOTH_TAILS, freedom)

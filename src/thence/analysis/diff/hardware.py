@@ -37,7 +37,7 @@ FIGURES = {
 }
 """What is compared: its name in a sentence, its format and its unit. Rates are means over the time of the samples, in
 which other times than those of kernels are, too; tensor_tflops of 16-bit types; over all devices."""
-_NORMAL_95 = 1.96
+_NORMAL_95 = 1.96  # quantile of the normal distribution with 5 % in both tails
 _MIN_SHARE = 0.01
 """A change by a smaller share has no sentence."""
 

@@ -334,7 +334,7 @@ def _classes(runs: Sequence[Streams], keys: Sequence[Int64], count: int) -> list
         common = [
             0.0
             if members[n].get(number, set()) & conflicts
-            else float(np.minimum(times, known).sum() / max(1e-9, min(whole, known.sum())))
+            else float(np.minimum(times, known).sum() / max(1e-9, min(whole, known.sum())))  # a stream may have no time
             for n, known in enumerate(classes)
         ]
         best = int(np.argmax(common)) if common and max(common) > 0 else len(classes)

@@ -29,7 +29,7 @@ from thence.model.places import COMPARED
 from thence.model.thresholds import MAX_HOST_RANGES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from thence.analysis.diff.streams import Streams
     from thence.analysis.soundness.findings import Soundness
@@ -84,7 +84,6 @@ def conditions(trace: Attributed, soundness: Soundness, step: pl.Series, shared_
 
     Args:
         trace: attributed; of one run.
-        soundness: soundness of the whole trace.
         step: for each row of gpu, the number of its counted step; `NO_ROW` for none.
         shared_by: number of steps times number of devices, by which sums are divided.
     """
@@ -198,7 +197,6 @@ def run_steps(trace: Attributed, *, causes: bool = True) -> RunSteps:
     """The steps of a trace, and the step of every activity.
 
     Args:
-        trace: attributed.
         causes: whether to divide idle time by cause, which takes most of the time.
     """
     try:
@@ -329,20 +327,11 @@ class Sample:
         return self.steps["left_out"].null_count()
 
 
-def sample(
-    trace: Attributed,
-    soundness: Soundness,
-    kinds: Collection[str] = COMPARED,
-    *,
-    outliers: bool = False,
-    causes: bool | None = None,
-) -> Sample:
+def sample(trace: Attributed, soundness: Soundness, *, outliers: bool = False, causes: bool | None = None) -> Sample:
     """The sample of a run.
 
     Args:
         trace: attributed; of one run.
-        soundness: soundness of the whole trace.
-        kinds: kinds of place by which the time is divided.
         outliers: whether outlying steps count.
         causes: whether to divide idle time by cause; None to do so if it takes little time.
 
@@ -367,7 +356,10 @@ def sample(
     devices = max(1, trace.gpu.select("rank", "device").n_unique())
     step = pl.Series("step", of_activity, dtype=pl.Int32)
     shared_by = devices * max(1, int(counted.sum()))
-    rows = [*_whole(steps.times.filter(pl.Series(counted))), *(_by_place(trace, kind, step, devices) for kind in kinds)]
+    rows = [
+        *_whole(steps.times.filter(pl.Series(counted))),
+        *(_by_place(trace, kind, step, devices) for kind in COMPARED),
+    ]
     duration = trace.gpu["duration"]
     outside = duration.filter(pl.Series(steps.of_activity == NO_ROW)).sum()
     return Sample(

@@ -28,7 +28,7 @@ SHAPE = ("x", "y", "z", "bytes")
 """Columns that tell launches of one kernel apart: the grid, and the bytes of copies."""
 OWN_STREAM = "own stream"
 """Placement of instructions that run in the order of their program."""
-_SEED = 39
+_SEED = 39  # fixed, so that every run of thence gives the same result
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ def streams_of(trace: Attributed, windows: pl.DataFrame, number: Int64, kinds: t
     having = np.bincount(step[counted], minlength=max(1, int(number.max(initial=NO_ROW)) + 1))
     of_activity = np.full(gpu.height, NO_ROW, np.int64)
     start, end = gpu["start"].to_numpy(), (gpu["start"] + gpu["duration"]).to_numpy()
+    # A set of rows that run at once is known by the sum of their weights, by which sets are compared over all steps.
     weight = np.random.default_rng(_SEED).integers(-(2**62), 2**62, rows.height)
     theirs = rows_of_groups(device[: windows.height], named.height)
     ours = rows_of_groups(device[windows.height :], named.height)
@@ -206,7 +207,6 @@ def _on(gpu: pl.DataFrame, columns: tuple[Int64, Int64, Int64, Int64], steps: in
     """`Streams.on` and `Streams.together`.
 
     Args:
-        gpu: the activities.
         columns: device, stream, row and step of each.
         steps: number of steps that count, summed over the devices.
     """

@@ -37,7 +37,6 @@ def work_of(trace: Attributed, step: pl.Series, shared_by: int) -> pl.DataFrame:
     """Work and roofline of a run, in the columns of `WORK`; empty if nothing of it is known.
 
     Args:
-        trace: attributed.
         step: of each activity the number of its counted step, `NO_ROW` for none.
         shared_by: number of counted steps times number of devices.
     """

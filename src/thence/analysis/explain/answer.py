@@ -79,7 +79,7 @@ _MORE_OF_CAUSE = " on the host, also where the GPU does not wait for it"
 _NO_PREDICTION = "headroom is no prediction: whatif --at-roofline predicts the gain of a place"
 _BY_HOST = ("host_bound", "launch_bound", "input_bound")
 """Verdicts by which the GPU waits for its host in every step."""
-_HIGH, _MEDIUM = 0.1, 0.02
+_HIGH, _MEDIUM = 0.1, 0.02  # shares from which a finding has these severities
 _SEVERITIES = ("high", "medium", "low", "info")
 _STACKS = "thence record -- python ... samples the program; or torch.profiler with with_stack=True"
 _MEMORY = "torch.profiler with profile_memory=True, or torch.cuda.memory._dump_snapshot()"
@@ -395,7 +395,6 @@ def without_device_work(soundness: Soundness, reason: str) -> Explanation:
     """The explanation of a trace without device work: that it has none.
 
     Args:
-        soundness: of the trace.
         reason: why there is none, with the way out.
     """
     missing = NotAnswered("where the GPU time goes", sentence(reason), "record again with device activities")
@@ -512,7 +511,7 @@ def _cause(composed: Composed, cause: str, share: float) -> Finding:
             rows.append({"by": None, "name": "the rest", "total_ns": rest})
         if rows and rows[0]["by"] not in (None, "step"):  # that it was in a step says nothing of where
             place = f"{rows[0]['by']} {rows[0]['name']}{composed.with_backward(rows[0]['by'])}"
-            places = f", most of it at {place}" if _mostly(rows, whole) else ""
+            places = f", most of it at {place}" if rows[0]["total_ns"] > 0.5 * max(whole, 1) else ""
         moment = longest_piece(idle.unnamed.filter(pl.col("cause") == cause))
     steps = composed.headline.steps
     at_most = "at most " if steps is not None and steps.idle_is == "at most" else ""
@@ -538,10 +537,6 @@ def _cause(composed: Composed, cause: str, share: float) -> Finding:
         place=cause,
         moment=moment,
     )
-
-
-def _mostly(rows: Sequence[Mapping[str, Any]], whole: int) -> bool:
-    return bool(rows[0]["total_ns"] > 0.5 * max(whole, 1))
 
 
 def _late(composed: Composed, missing: list[NotAnswered]) -> Iterator[Finding]:

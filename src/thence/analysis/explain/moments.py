@@ -18,11 +18,7 @@ WINDOWS = {"rank": pl.Int32, "device": pl.Int32, "step": pl.String, "start": pl.
 
 
 def longest_executions(trace: Attributed) -> dict[str, Moment]:
-    """The longest execution of the kernel that takes most time, by its name.
-
-    Args:
-        trace: attributed.
-    """
+    """The longest execution of the kernel that takes most time, by its name."""
     sums = trace.gpu.group_by("name").agg(pl.col("duration").sum(), text=pl.col("name").first().cast(pl.String))
     largest = sums.sort("duration", "text", descending=[True, False]).head(1)
     longest = longest_piece(trace.gpu.join(largest.select("name"), on="name", how="semi"))

@@ -231,7 +231,6 @@ def flame(
     """The flame graph of a trace.
 
     Args:
-        trace: attributed.
         by: one of `thence.model.places.FLAMES`.
         split: whether phases get outermost frames.
         idle: which idle time is shown as frames.
@@ -450,7 +449,6 @@ def idle_sums(trace: Attributed, explained: IdleTime | None) -> pl.DataFrame:
     """Idle time by the columns that name its frames.
 
     Args:
-        trace: attributed.
         explained: idle time of the trace by place; None to show it without causes.
 
     Returns:

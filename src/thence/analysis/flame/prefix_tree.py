@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from thence.model.columns import row_numbers
+from thence.model.columns import group_sums, row_numbers
 from thence.model.grouped_intervals import distinct
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.phases import Phase
@@ -97,7 +97,6 @@ def build_tree(groups: Groups, root: str) -> pl.DataFrame:
     """Builds the prefix tree of groups of activities.
 
     Args:
-        groups: the groups with their times.
         root: name of the root.
 
     Returns:
@@ -119,7 +118,7 @@ def build_tree(groups: Groups, root: str) -> pl.DataFrame:
     above = parent[order]
     parent, leaf = np.where(above == NO_ROW, NO_ROW, number[above]), number[leaf]
     labels = rows[first[order]].select(_ENTRY)
-    exact = {name: _sum_by_group(leaf, groups.sums[name].to_numpy(), len(order)) for name in _SUMS}
+    exact = {name: group_sums(leaf, groups.sums[name].to_numpy(), len(order)) for name in _SUMS}
     depth = depths(parent) - 1
     totals = {name: subtree_sums(parent, exact[name]) for name in _SUMS if name != "count"}
     return labels.select(
@@ -150,21 +149,14 @@ def _order(parent: Int64, code: Int64, leaf: Int64) -> Int64:
     return np.lexsort((np.arange(len(parent)), seen, depth))
 
 
-def _sum_by_group(group: Int64, values: Int64, groups: int) -> Int64:
-    """Exact sums by group: np.bincount would convert to float64 and round."""
-    result = np.zeros(groups, np.int64)
-    np.add.at(result, group, values)
-    return result
-
-
 def _counts(groups: Groups, parent: Int64, depth: Int64, leaf: Int64, kind: pl.Series) -> Int64:
     """Number of activities at each node; an activity in several groups counts once."""
     count = groups.sums["count"].to_numpy()
     gaps = (kind == "idle").to_numpy()[leaf]  # idle groups have no members; counted separately
     if groups.members is None:
-        result = subtree_sums(parent, _sum_by_group(leaf, count, len(parent)))
+        result = subtree_sums(parent, group_sums(leaf, count, len(parent)))
     else:
-        result = subtree_sums(parent, _sum_by_group(leaf[gaps], count[gaps], len(parent)))
+        result = subtree_sums(parent, group_sums(leaf[gaps], count[gaps], len(parent)))
         result += _distinct(groups.members, parent, depth, leaf)
     result[0] -= count[gaps].sum()
     return result
@@ -197,7 +189,6 @@ def keep_largest(nodes: pl.DataFrame, most: int) -> tuple[pl.DataFrame, int]:
     The frame of all idle time is always kept.
 
     Args:
-        nodes: the nodes of a tree.
         most: how many nodes to keep; the merged nodes are added to these.
 
     Returns:

@@ -28,10 +28,6 @@ _NO_LINE = "[no lines: built without line information]"
 def with_stalls(graph: Flame, trace: Attributed) -> Flame:
     """A flame graph of GPU time, or of headroom, whose kernels have lines as frames, and these reasons of stalls.
 
-    Args:
-        graph: of the trace.
-        trace: attributed.
-
     Raises:
         MissingData: the trace holds no samples of program counters.
     """

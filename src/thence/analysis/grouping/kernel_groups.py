@@ -148,7 +148,6 @@ def computes(trace: Attributed, communication: pl.Series) -> pl.Series:
     """Whether each row of ``trace.gpu`` is compute: a kernel or thunk that is not communication.
 
     Args:
-        trace: attributed.
         communication: as `communicates` returns it.
     """
     return (trace.gpu["kind"].is_in(["kernel", "thunk"]) & ~communication).rename("computes")
@@ -158,7 +157,6 @@ def kernel_groups(trace: Attributed, patterns: Patterns) -> pl.Series:
     """The group of every row of ``trace.gpu``, in its order.
 
     Args:
-        trace: attributed.
         patterns: groups of the user.
 
     Returns:

@@ -39,7 +39,6 @@ def time_by_place(trace: Attributed, by: str) -> pl.DataFrame:
     """Assigns each activity's time to its place; an activity shared by several places has several rows.
 
     Args:
-        trace: attributed.
         by: one of `thence.model.places.BY`.
 
     Returns:
@@ -168,7 +167,6 @@ def default_kind(trace: Attributed, kinds: Sequence[str], otherwise: str) -> str
     A kind of which the trace has only one place distinguishes nothing, and is skipped.
 
     Args:
-        trace: attributed.
         kinds: kinds to choose from, the most informative first.
         otherwise: the result if the trace has no places of any of these kinds.
     """

@@ -258,7 +258,6 @@ def history(runs: Sequence[RunSummary], unreadable: Sequence[LeftOut] = (), *, a
     """The history of a program.
 
     Args:
-        runs: its runs, in any order.
         unreadable: runs that could not be read.
         anyway: whether runs that cannot be compared with the newest one are kept.
 
@@ -271,7 +270,8 @@ def history(runs: Sequence[RunSummary], unreadable: Sequence[LeftOut] = (), *, a
     used, left_out = (ordered, []) if anyway else _comparable(ordered)
     means = means_of(used)
     names = [run.name for run in used]
-    few = _too_few(len(used))
+    # even runs of which each is slower than the one before could be in this order by chance
+    few = not cuts(np.arange(len(used), dtype=np.float64), CHANGE_LEVEL)
     changes = _changes(means, names)
     begins = changes.filter(pl.col("by") == STEP)["run"].to_list()
     frame = _runs(used, means, begins)
@@ -303,11 +303,6 @@ def _comparable(runs: Sequence[RunSummary]) -> tuple[list[RunSummary], list[Left
         else:
             used.append(run)
     return used[::-1], left_out[::-1]
-
-
-def _too_few(runs: int) -> bool:
-    """Whether even runs of which each is slower than the one before could be in this order by chance."""
-    return not cuts(np.arange(runs, dtype=np.float64), CHANGE_LEVEL)
 
 
 def _examined(means: RunMeans) -> list[int]:
@@ -516,7 +511,7 @@ def _of_step(means: RunMeans, names: Sequence[str], before: int, cut: int, after
     """Sentences on a change of the step: runs from ``before`` to ``cut``, and from there to ``after`` (from 1)."""
     sides = range(before - 1, cut - 1), range(cut - 1, after - 1)
     estimated = estimates(means, *sides)
-    rows, _ = judged_rows(means, estimated, means.keys.index((STEP, ALL)), sides, (), SAME_SHARE)
+    rows, _ = judged_rows(means, estimated, means.keys.index((STEP, ALL)), sides, ())
     is_step = (pl.col("by") == STEP) & (pl.col("name") == ALL)
     total = rows.filter(is_step).row(0, named=True)
     shares = {f"{end}_share": total[f"{end}_ns"] / total["before_ns"] for end in ("low", "high")}

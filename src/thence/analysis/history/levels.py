@@ -28,10 +28,10 @@ import numpy as np
 if TYPE_CHECKING:
     from thence.model.arrays import Float64
 
-_ORDERS = 20_000
+_ORDERS = 20_000  # random orders of the runs: probabilities down to 1 / 20,001
 _CELLS = 2_000_000
 """Most ranks in memory at a time, while orders are drawn."""
-_SEED = 20_000
+_SEED = 20_000  # fixed: the same runs have the same probabilities
 
 
 def cuts(values: Float64, level: float) -> list[int]:
@@ -73,6 +73,7 @@ def best_near(values: Float64, cut: int, most: int) -> int:
 def probability(score: float, runs: int) -> float:
     """The probability that runs without a change have at least this score."""
     highest = _highest(runs)
+    # 1 +: the order of the runs is one of the possible ones, so no probability is 0.
     return float(1 + len(highest) - np.searchsorted(highest, score - 1e-9)) / (1 + len(highest))
 
 
@@ -106,6 +107,7 @@ def _scores(ranks: Float64) -> Float64:
     runs = ranks.shape[1]
     before = np.arange(1, runs)
     sums = np.cumsum(ranks, axis=1)[:, :-1]
+    # Of a sum of ranks, as in the test of Mann and Whitney.
     deviation = np.sqrt(before * (runs - before) * (runs + 1) / 12)
     scores: Float64 = np.abs(sums - before * (runs + 1) / 2) / deviation
     return scores

@@ -41,7 +41,6 @@ def memory_flame(trace: Attributed, by: str | None) -> Flame:
     """The flame graph of what was live at the peak; of a job, of the peaks of all devices.
 
     Args:
-        trace: attributed.
         by: one of `FRAMES`; None: the first of `thence.model.places.FLAME_KINDS` that any allocation has.
 
     Raises:

@@ -41,7 +41,6 @@ def placed_memory(trace: Attributed, table: pl.DataFrame | None = None) -> pl.Da
     """Allocations with every place and kind that is known.
 
     Args:
-        trace: attributed.
         table: as `thence.model.tables.MEMORY`, of which some columns may be further ones; None: all of the trace.
     """
     memory = trace.memory if table is None else table

@@ -42,7 +42,6 @@ def moments(trace: Attributed, at: str) -> pl.DataFrame:
     """One moment of each allocator.
 
     Args:
-        trace: attributed.
         at: ``peak``; ``oom``, the first allocation that failed; or a time after the first device activity (without
             one, after the first change of memory), such as ``1.2s``.
 

@@ -31,7 +31,6 @@ def outside(trace: Attributed, chosen: pl.DataFrame, by: str) -> tuple[pl.DataFr
     """What was live outside of the allocators at one moment of each.
 
     Args:
-        trace: attributed.
         chosen: as `thence.analysis.memory.moments.moments` returns it.
         by: one of `thence.model.places.MEMORY_BY`.
 

@@ -77,7 +77,6 @@ def memory_over_time(trace: Attributed, by: str) -> MemoryOverTime:
     """What the device with the highest peak held over time.
 
     Args:
-        trace: attributed.
         by: one of `thence.model.places.MEMORY_BY`.
 
     Raises:

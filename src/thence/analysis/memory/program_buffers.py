@@ -53,7 +53,6 @@ def with_planned_buffers(trace: Attributed, memory: pl.DataFrame) -> pl.DataFram
     """Allocations, of which those that a plan describes are split into its buffers.
 
     Args:
-        trace: attributed.
         memory: as `thence.model.tables.MEMORY`, with further columns, which each piece of an allocation has, too.
 
     Returns:

@@ -43,7 +43,6 @@ def recomputed(trace: Attributed, placed: pl.DataFrame, totals: pl.DataFrame, pe
     """Bytes and time of recomputing each module, in the columns of `RECOMPUTED`; most saved first.
 
     Args:
-        trace: attributed.
         placed: allocations with module, kind, phase and step, and ``live`` (whether they are live at the peak).
         totals: as `thence.analysis.memory.moments.readings` returns them.
         peaks: the peak of each allocator.

@@ -19,6 +19,7 @@ import polars as pl
 
 from thence.analysis.programs.warmup import Phases, WarmUp, phases
 from thence.model.answer import Answer, TableView
+from thence.model.columns import group_sums
 from thence.model.intervals import NEVER, covered_lengths, reached_before, union_lengths
 from thence.model.thresholds import SHOWN_SHARE
 from thence.model.totals import must
@@ -204,7 +205,6 @@ def _idle_before(every: pl.DataFrame, gpu: pl.DataFrame) -> pl.Series:
 
     Args:
         every: executions, counted or not, by rank, device and start.
-        gpu: all device activities.
     """
     place = every.select(pl.struct("rank", "device").rle_id()).to_series().to_numpy()
     start = every["start"].to_numpy()
@@ -225,13 +225,11 @@ def _thunks(trace: Attributed) -> pl.DataFrame:
     group = gpu["program"].to_numpy().astype(np.int64)
     start = gpu["start"].to_numpy()
     duration = gpu["duration"].to_numpy()
-    summed = np.zeros(rows, np.int64)
-    np.add.at(summed, group, duration)  # bincount would round to floats
     return pl.DataFrame(
         {
             "row": pl.Series(np.arange(rows), dtype=pl.UInt32),
             "thunks": np.bincount(group, minlength=rows),
-            "thunk_ns": summed,
+            "thunk_ns": group_sums(group, duration, rows),
             "busy_ns": union_lengths(group, start, start + duration, rows),
         }
     )

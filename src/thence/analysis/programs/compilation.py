@@ -233,9 +233,10 @@ def _launchers(thread: Int64, start: Int64, end: Int64, parent: Int64, main: Mas
 def _accounted(ranges: _Ranges, autotuning: Autotuning) -> pl.DataFrame:
     """Self and total wall time of every range of one process, in the columns of `_EMPTY`."""
     duration = (ranges.end - ranges.start).astype(np.float64)
-    above = np.where(ranges.parent >= 0, ranges.parent, _top_launcher(ranges))
+    # Above the outermost range of a worker is the range that launched the worker.
+    above = np.where(ranges.parent >= 0, ranges.parent, np.where(ranges.parent == NO_ROW, ranges.launcher, NO_ROW))
     tuning = np.isin(ranges.phase, _AUTOTUNING)
-    inside_tuning = _below(above, tuning)
+    inside_tuning = chain_to(above, above, tuning) >= 0
     hidden = inside_tuning if autotuning is Autotuning.BLOCK else np.zeros(len(duration), bool)
     self_time = duration - _children(ranges.parent, duration, ~hidden)
     launchers, parallel = _parallel(ranges, ~hidden & (ranges.launcher >= 0))
@@ -266,16 +267,6 @@ def _accounted(ranges: _Ranges, autotuning: Autotuning) -> pl.DataFrame:
     return frame.with_columns(pl.when(pl.Series(counted)).then(pl.col("self_ns")).alias("self_ns")).select(
         *_EMPTY.columns
     )
-
-
-def _top_launcher(ranges: _Ranges) -> Int64:
-    """The launcher of each worker's outermost range; NO_ROW for all others."""
-    return np.where(ranges.parent == NO_ROW, ranges.launcher, NO_ROW)
-
-
-def _below(above: Int64, wanted: Mask) -> Mask:
-    """Which rows have a wanted row among their ancestors, themselves excluded."""
-    return chain_to(above, above, wanted) >= 0
 
 
 def _children(parent: Int64, duration: npt.NDArray[np.float64], counted: Mask) -> npt.NDArray[np.float64]:

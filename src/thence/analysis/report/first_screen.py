@@ -109,7 +109,6 @@ def first_screen(
 
     Args:
         trace: the part that the summary is of.
-        headline: of the trace.
         summary: with the soundness of the whole trace.
         idle: idle time of the same part.
         whole: totals of the whole trace, if the summary is of a part.

@@ -322,7 +322,6 @@ def headline(
 
     Args:
         trace: attributed; if steps are selected, their figures count.
-        soundness: of the whole trace.
         idle: idle time of the typical steps, or of the whole trace without steps; or why it was not computed.
         late: late ranks, or why they were not looked for; neither without collectives.
 
@@ -369,7 +368,6 @@ def _pieces(trace: Attributed, idle: IdleTime | None, steps: pl.DataFrame | None
     """The pieces of idle time whose causes are known, in the typical steps or in the whole; None if they are not known.
 
     Args:
-        trace: attributed.
         idle: idle time of the steps, or of the whole trace without steps; None if it was not computed.
         steps: the windows of the typical steps; None if the trace has none.
     """
@@ -399,7 +397,6 @@ def headline_of_summaries(
 
     Args:
         summaries: the tables devices, steps and idle of `thence.analysis.ranks.summary.SUMMARY`.
-        soundness: of the job.
         late: late ranks, or why they were not looked for.
         times: the table step_times of all ranks.
     """
@@ -727,7 +724,6 @@ def _between(frame: pl.DataFrame, pauses: pl.DataFrame) -> pl.DataFrame:
     """The times between windows of steps: rank, device, part, start and end; ``unrecorded`` if steps were left out.
 
     Args:
-        frame: windows of steps.
         pauses: as `unrecorded_times` returns them.
     """
     device = ("rank", "device")

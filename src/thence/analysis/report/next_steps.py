@@ -62,9 +62,6 @@ def next_steps(trace: Attributed, headline: Headline, summary: Summary, replays:
     """The questions that a trace suggests, the most promising first; at least one, at most `MAX_SHOWN`.
 
     Args:
-        trace: attributed.
-        headline: of the trace.
-        summary: the table that is shown.
         replays: whether ``whatif`` can replay the trace; called only if that is worth knowing.
     """
     by_topic = {

@@ -324,7 +324,6 @@ def summarize(trace: Attributed, by: str = "kernel") -> Summary:
     """The summary of a trace.
 
     Args:
-        trace: attributed.
         by: one of `thence.model.places.BY`.
 
     Raises:
@@ -571,7 +570,6 @@ def exposed_time(trace: Attributed, parts: pl.DataFrame, row: Int64) -> tuple[In
     """The exposed time of the rows of a table, and the time in which several rows ran.
 
     Args:
-        trace: attributed.
         parts: as `thence.analysis.grouping.time_by_place.time_by_place` returns them.
         row: the row of the table that each part belongs to, shape (m,): the number of the first part of that row.
 

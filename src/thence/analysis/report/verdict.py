@@ -212,7 +212,6 @@ def verdict(measured: Measured, soundness: Soundness) -> Verdict:
 
     Args:
         measured: the figures of the steps.
-        soundness: of the whole trace.
     """
     wrong = [finding for finding in soundness.findings if finding.code not in COMPARING]
     if wrong:

@@ -298,7 +298,6 @@ def in_time(trace: Attributed, begin: int, end: int) -> Attributed:
     For answers about a part of a long trace that need not look at all of its host ranges.
 
     Args:
-        trace: attributed.
         begin: ns on the trace's clock.
         end: the first ns after.
     """

@@ -201,11 +201,7 @@ def unrecorded_steps(times: pl.DataFrame) -> int:
 
 
 def median_interval(count: int) -> tuple[int, int] | None:
-    """Positions, in sorted values, of the ends of the interval of their median; None for too few values.
-
-    Args:
-        count: number of values.
-    """
+    """Positions, in sorted values, of the ends of the interval of their median; None for too few values."""
     outside, k = 0.0, 0
     while True:
         outside += 2 * math.exp(

@@ -326,7 +326,6 @@ def _windows(trace: Attributed, step_of_work: Int64, device: Int64) -> tuple[Int
     """The window of each step on each device where it launched work, with busy and idle time.
 
     Args:
-        trace: the attributed trace.
         step_of_work: the step in which each activity was launched, `NO_ROW` for none.
         device: number of each activity's device.
 

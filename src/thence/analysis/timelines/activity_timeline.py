@@ -85,7 +85,6 @@ def activity_timeline(trace: Attributed, pieces: pl.DataFrame, alignment: Alignm
     """The timeline of a trace, with one row for each activity.
 
     Args:
-        trace: the attributed trace.
         pieces: pieces of idle time with the places of their causes: `thence.analysis.idle.answer.IdleTime.pieces`.
         alignment: corrections that align the ranks' clocks; None leaves all times as recorded.
 

@@ -34,7 +34,7 @@ MAX_SLICES = 12_000
 """Traces with at most this many activities keep each activity as a slice."""
 MAX_BINS = 2_000
 """Maximum number of bins per lane."""
-_MAX_CELLS = 32_000
+_MAX_CELLS = 32_000  # bins of all lanes together, as long as each has the least number
 _MIN_BINS = 200
 _MAX_LANES = 160
 _MAX_NAME_LENGTH = 160
@@ -94,7 +94,6 @@ def overview(trace: Attributed, alignment: Alignment | None = None) -> Overview:
     """Computes the overview of a trace.
 
     Args:
-        trace: the attributed trace.
         alignment: corrections that align the ranks' clocks; None leaves all times as recorded.
 
     Raises:

@@ -54,7 +54,6 @@ def timeline(
     """The timeline of a trace.
 
     Args:
-        trace: the attributed trace.
         lanes: kinds of `thence.model.places.LANES` by which activities are shown again in extra rows.
         alignment: corrections that align the ranks' clocks; None leaves all times as recorded.
         spans: additional tracks, as in `Timeline.spans`, on the clocks of the trace.
@@ -163,9 +162,6 @@ def _named_by_marks(lanes: pl.Series, labels: pl.Series) -> pl.Series:
 
 def counters(trace: Attributed) -> pl.DataFrame:
     """The counters of every device.
-
-    Args:
-        trace: the attributed trace.
 
     Returns:
         rank, device, counter, time (ns), value (Float64): one row for each change of a value, sorted by the other

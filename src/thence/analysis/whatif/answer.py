@@ -211,7 +211,6 @@ def what_if(trace: Attributed, program: Program, changes: Sequence[Change], plai
     """Predicts the gain of changes, each by itself.
 
     Args:
-        trace: the whole attributed trace.
         program: from `program_graph`, of this trace.
         changes: the changes; if empty, those of `suggestions`, of which the ten with the largest gain above the noise
             are kept.
@@ -268,7 +267,6 @@ def suggestions(trace: Attributed, causes: frozenset[str]) -> list[Change]:
     """Changes that may be worth predicting: the largest places and kernels, and collectives, causes, waits, ranks.
 
     Args:
-        trace: the whole attributed trace.
         causes: as `WhatIf.causes`.
     """
     result = [Change(f"cause:{cause}", "free", "cause", cause) for cause in FREEABLE if cause in causes]

@@ -232,7 +232,6 @@ def changed(facts: ChangeFacts, change: Change, activities: Mask) -> Graph | Non
 
     Args:
         facts: data of the program.
-        change: the change.
         activities: mask of its activities, from `activities_of`.
     """
     trace, program = facts.trace, facts.program

@@ -132,7 +132,6 @@ def latencies(work: RecordedWork, before: Int64, after: Int64) -> tuple[int, Int
     """Estimates latencies and gaps from the recorded times.
 
     Args:
-        work: what was recorded.
         before: activities that another follows on their stream.
         after: the activities that follow these.
 

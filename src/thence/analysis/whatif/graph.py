@@ -130,7 +130,6 @@ def program_graph(
     """The graph of a trace.
 
     Args:
-        trace: the whole attributed trace.
         alignment: alignment of the ranks' clocks; None for one rank.
         instances: which kernels of several ranks are one collective; None for one rank.
         labels: labels of captured CUDA graphs, which may hold the edges of these.
@@ -190,7 +189,6 @@ def _graph(
     Args:
         work: what was recorded, in ns after the origin.
         instances: which kernels of several ranks are one collective.
-        labels: of captured CUDA graphs.
         first_starts: starts of the steps of the first rank, in order.
     """
     trace, host, launch = work.trace, work.host, work.launch
@@ -223,7 +221,6 @@ def _first_nodes(work: RecordedWork, node: Int64, row: Int64, starts: Int64) -> 
     """For each start of a step of the first rank, the first node of the rank's host that does not begin before it.
 
     Args:
-        work: what was recorded.
         node: nodes of the host.
         row: the row of host of each.
         starts: ns; a start after the last node has none.

@@ -112,8 +112,6 @@ def health(trace: Attributed, program: Program, time: Int64 | None = None) -> He
     """Checks whether the graph explains the trace, and estimates the error of predictions.
 
     Args:
-        trace: attributed.
-        program: its graph.
         time: times of all nodes, if they are not the recorded ones.
     """
     delay = program.graph.delay[program.is_activity]
@@ -147,7 +145,6 @@ def at_pace(program: Program, graph: Graph, share: float) -> Graph:
     """The graph with the work of the host longer by a share of it.
 
     Args:
-        program: the recorded program.
         graph: its graph, or its graph with a change.
         share: added share of the host's work; if negative, the work becomes shorter.
     """
@@ -394,9 +391,6 @@ class Base:
         """The base of a program whose health is known.
 
         Args:
-            trace: the trace.
-            program: its graph.
-            checked: its health.
             time: times of all nodes.
             plain: its step without being recorded, to which the host's work is scaled; None to take it as recorded.
         """

@@ -237,7 +237,6 @@ def _fill(block: _Block, weight: Int64, delay: Int64, edge_weight: Int64, lowest
     """Computes the times of one block, and writes them to ``result``.
 
     Args:
-        block: the block.
         weight: weights of its nodes, by chain.
         delay: delays of its nodes, by chain.
         edge_weight: weights of all edges, by target.

@@ -89,6 +89,7 @@ def executed(replays: Replays) -> list[Executed]:
     ids = values_or(node, 0)[has_ids]
     graph = gpu["graph"].gather(rows).fill_null(0).to_numpy()
     full = ids > _LOW
+    # An id of 64 bits has the graph's number in its high word; a shorter one has the graph in another column.
     key = np.where(full, ids >> np.uint64(32), graph & np.uint64(_LOW))
     key |= gpu["rank"].gather(rows).to_numpy().astype(np.uint64) << np.uint64(32)
     number = (ids & np.uint64(_LOW)).astype(np.int64)

@@ -157,9 +157,6 @@ def _aligned(
     """Aligns launches; where nodes that fit equally well differ in what their labels say, uses what they say alike.
 
     Args:
-        group: the launches.
-        replays: of the trace.
-        candidates: captured graphs.
         fewer: numbers of labels that say less, as `_DistinctLabels.fewer` returns them.
     """
     outcome = aligned_group(group, replays, candidates)

@@ -118,6 +118,7 @@ class Replays:
         change = ordered.select(pl.struct("rank", "correlation", "graph").rle_id().alias("launch")).to_series()
         cuts = np.flatnonzero(np.diff(change.to_numpy(), prepend=-1))
         sizes = np.diff(cuts, append=len(ordered))
+        # Launches with the same kernels, in whatever order, have the same sum of the kernels' random numbers.
         random = np.random.default_rng(0).integers(0, 1 << 64, self.kinds.frame.height, np.uint64)
         sums = np.add.reduceat(random[ordered["variant"].to_numpy()], cuts)
         all_rows, start = ordered["row"].to_numpy(), ordered["start"].to_numpy()

@@ -1,12 +1,8 @@
 """Splits kernels into constituents: the HLO instructions inside each executed instruction, with weights.
 
-A fusion has one op_name and one source line, but does the work of dozens of instructions. There are two ways to
-divide its time among the instructions inside. Both give rows (instruction, constituent, weight): row
-numbers of HloModule.instructions, and weights that sum to 1 for each instruction:
-
-- `constituents_by_cost`: in proportion to estimated work, in all levels of called computations.
-- `constituents_by_place`: equal parts for the different places (stack and op_name) found in the
-  instruction and the computations it calls directly, the convention of nsys-jax's notebook.
+A fusion has one op_name and one source line, but does the work of dozens of instructions. `constituents_by_cost`
+divides its time among the instructions inside, in all levels of called computations, in proportion to their estimated
+work. nsys-jax's notebook gives equal parts to the places that it finds on the first level.
 """
 
 from __future__ import annotations
@@ -16,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.errors import DamagedInput
 from thence.model.columns import values_or
 from thence.model.thresholds import LIMIT_SHARPNESS, MATRIX_FLOPS_PER_BYTE, VECTOR_OPERATIONS_PER_BYTE
 
@@ -28,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _CONSTITUENTS: dict[str, pl.DataType] = {"instruction": pl.UInt32(), "constituent": pl.UInt32(), "weight": pl.Float64()}
-"""Schema of both functions: rows of HloModule.instructions, and a share from 0 to 1."""
+"""Rows of HloModule.instructions, and a share from 0 to 1; the shares of an instruction sum to 1."""
 
 OPERATIONS: Mapping[str, float] = {
     "atan2": 50,
@@ -68,59 +63,6 @@ PRODUCTS = ("convolution", "dot", "ragged-dot")
 _RENAMING = ("bitcast", "get-tuple-element", "reshape")  # no work inside a kernel
 _FREE = (*_RENAMING, "after-all", "constant", "iota", "parameter", "tuple")
 _LEVELS = 8  # of fusions in fusions; XLA creates two
-_MAX_ROWS = 20_000_000  # the largest real modules have 1 million instructions, each called once
-
-
-def constituents_by_place(module: HloModule) -> pl.DataFrame:
-    """Equal parts for the different places of an instruction and of what it calls directly.
-
-    Of the instruction and the instructions of the computations it calls, those with a stack are used;
-    if there are none, those with an op_name; else the instruction itself. Each distinct pair of
-    stack and op_name gets the same part, and is represented by its first instruction.
-
-    Returns:
-        Columns of `_CONSTITUENTS` for every instruction of the module.
-
-    Raises:
-        DamagedInput: the same computations are called so often that the table would not fit.
-    """
-    stacks = module.frames.select("frame", "stack")
-    places = (
-        module.instructions.select("computation", "op_name", "frame", "called")
-        .join(stacks, on="frame", how="left", maintain_order="left")
-        .with_row_index("constituent")
-    )
-    pairs = places.select("constituent", "computation", "op_name", "stack")
-    callers = places.select(pl.col("constituent").alias("instruction"), "called")
-    calls = (
-        callers.filter(pl.col("called").list.len() > 0)
-        .explode("called")
-        .rename({"called": "computation"})
-        .unique(maintain_order=True)
-    )
-    _check_size(calls, pairs, module.name)
-    called = calls.join(pairs, on="computation", maintain_order="left_right").drop("computation")
-    itself = pairs.select(pl.col("constituent").alias("instruction"), pl.exclude("computation"))
-    rank = pl.when(pl.col("stack").is_not_null()).then(2).when(pl.col("op_name").is_not_null()).then(1)
-    chosen = (
-        pl.concat([itself, called.select(itself.columns)])
-        .with_columns(rank=rank.otherwise(0))
-        .filter(pl.col("rank") == pl.col("rank").max().over("instruction"))
-        .unique(["instruction", "stack", "op_name"], keep="first", maintain_order=True)
-    )
-    return (
-        chosen.with_columns(weight=1 / pl.len().over("instruction"))
-        .select(*_CONSTITUENTS)
-        .cast(pl.Schema(_CONSTITUENTS))
-        .sort("instruction", maintain_order=True)
-    )
-
-
-def _check_size(calls: pl.DataFrame, instructions: pl.DataFrame, name: str) -> None:
-    sizes = instructions.group_by("computation").len()
-    rows = int(calls.join(sizes, on="computation")["len"].sum())
-    if rows > _MAX_ROWS:
-        raise DamagedInput(name, f"its calls expand to {rows:,} instructions, more than any real XLA module has")
 
 
 def constituents_by_cost(module: HloModule) -> pl.DataFrame:

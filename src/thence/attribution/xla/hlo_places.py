@@ -44,7 +44,7 @@ from thence.model.phases import Position
 from thence.model.places import HLO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from thence.model.attributed import Attributed
     from thence.model.hlo import HloModule
@@ -158,20 +158,21 @@ def hlo_places(rows: HloRows) -> pl.DataFrame:
     return placed.select(columns)
 
 
-def source_shares(
-    rows: HloRows, weighting: Callable[[ModuleFacts], pl.DataFrame] = lambda facts: facts.parts
-) -> pl.DataFrame:
+def source_shares(rows: HloRows) -> pl.DataFrame:
     """The time of every row of ``gpu``, divided among the source lines that it came from.
-
-    Args:
-        weighting: how to divide an instruction among its constituents: by cost, or
-            `constituents_by_place`, the equal parts of nsys-jax's notebook.
 
     Returns:
         Claims in the columns of `SHARES`, sorted by gpu. The weights of one activity sum to 1; time
         without a source line is a claim with a null place, whose rule is the reason.
     """
-    parts = [_shares(facts, weighting(facts), number) for number, facts in rows.modules.items()]
+    parts = [
+        _constituents(facts)
+        .group_by("hlo", "place", "rule", maintain_order=True)
+        .agg(pl.col("weight").sum())
+        .sort("hlo", "weight", descending=[False, True], maintain_order=True)
+        .select(pl.lit(number, pl.Int32).alias("module"), "hlo", "place", "weight", "rule")
+        for number, facts in rows.modules.items()
+    ]
     empty = pl.DataFrame(
         schema={"module": pl.Int32, "hlo": pl.String, "place": pl.String, "weight": pl.Float64, "rule": pl.String}
     )
@@ -193,7 +194,7 @@ def stack_shares(trace: Attributed) -> pl.DataFrame:
     rows = hlo_rows(trace, trace.places["hlo_rule"], autotuned(trace), own)
     columns = ["module", "hlo", "frame", "weight", "rule"]
     parts = [
-        _constituents(facts, facts.parts)
+        _constituents(facts)
         .with_columns(pl.lit(number, pl.Int32).alias("module"))
         .group_by("module", "hlo", "frame", "rule", maintain_order=True)
         .agg(pl.col("weight").sum())
@@ -304,18 +305,7 @@ def _places(facts: ModuleFacts, instructions: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _shares(facts: ModuleFacts, parts: pl.DataFrame, number: int) -> pl.DataFrame:
-    """Shares of the source lines in every instruction that ran: module, hlo, place, weight, rule."""
-    return (
-        _constituents(facts, parts)
-        .group_by("hlo", "place", "rule", maintain_order=True)
-        .agg(pl.col("weight").sum())
-        .sort("hlo", "weight", descending=[False, True], maintain_order=True)
-        .select(pl.lit(number, pl.Int32).alias("module"), "hlo", "place", "weight", "rule")
-    )
-
-
-def _constituents(facts: ModuleFacts, parts: pl.DataFrame) -> pl.DataFrame:
+def _constituents(facts: ModuleFacts) -> pl.DataFrame:
     """Constituents of every executed instruction: hlo, weight, place, frame (null: none), rule."""
     rows = facts.module.instructions.select(pl.col("name").alias("hlo"))
     chosen = (
@@ -328,13 +318,12 @@ def _constituents(facts: ModuleFacts, parts: pl.DataFrame) -> pl.DataFrame:
     unsplit = origin.rename(
         {"constituent": "instruction", "source": "own", "source_rule": "own_rule", "frame": "own_frame"}
     )
-    undivided = chosen.join(parts, on="instruction", how="anti").with_columns(
+    parts = chosen.join(facts.parts, on="instruction")
+    undivided = chosen.join(facts.parts, on="instruction", how="anti").with_columns(
         constituent=pl.col("instruction"), weight=pl.lit(1.0)
-    )  # an instruction that the weighting lacks is its own constituent
+    )  # an instruction without parts is its own constituent
     return (
-        pl.concat(
-            [chosen.join(parts, on="instruction"), undivided.select("instruction", "hlo", "constituent", "weight")]
-        )
+        pl.concat([parts, undivided.select(parts.columns)])
         .join(origin, on="constituent", how="left")
         .join(unsplit, on="instruction", how="left")
         .select(

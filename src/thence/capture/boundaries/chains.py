@@ -174,7 +174,7 @@ class Chains:
         """
         modules = np.where((modules == self._nowhere[MODULE]) & (around > 0), around, modules)
         mine = np.flatnonzero(below > 0)
-        keys = lines[mine].astype(np.uint64) << 32 | below[mine]
+        keys = lines[mine].astype(np.uint64) << 32 | below[mine]  # each different pair is looked up once
         pairs, which = np.unique(keys, return_inverse=True)
         moved = [self._above(*divmod(pair, 1 << 32)) for pair in pairs.tolist()]
         lines = lines.copy()

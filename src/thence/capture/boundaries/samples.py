@@ -51,7 +51,7 @@ _MOVES = (0, SAMPLE_STATES.index("python"))
 """States in which the innermost frame may be at another line right away; 0: unknown."""
 _STATE_BYTES = 256
 """Of PyThreadState, whose fields that are looked for lie before it in all versions."""
-_TRIES = 4
+_TRIES = 4  # copies with the GIL and without: other bits of the state change between them
 _RTLD_DL_SYMENT = 1
 """Of dlfcn.h: dladdr1 gives the symbol."""
 _MAX_INNER = 40
@@ -125,9 +125,11 @@ def _layout() -> SampleLayout:
     content = ctypes.string_at(id(code), LAYOUTS[sys.version_info[:2]].code)
     gil, mask = _gil_bit()
     texts = [
+        # PyASCIIObject: 16 bytes of header, length and hash, then the state.
         (text, _word(id(text) + 32, ctypes.c_uint32))
         for text in ("abc", "\u00e9\u00e0", "\u0100\u0101", "\U0001d6fc\U0001d6fd")
     ]
+    # The kind of a text is its bytes a character, in three bits.
     shift = next(s for s in range(30) if [w >> s & 7 for _, w in texts] == [1, 1, 2, 4])
     of_ascii = texts[0][1] & ~texts[1][1]
     ascii_bit = next(b for b in range(shift + 3, 32) if of_ascii >> b & 1)
@@ -230,7 +232,7 @@ def _owner_offset() -> int:
         yield frame()
 
     pair = plain(), next(generator())
-    for offset in range(LAYOUTS[sys.version_info[:2]].locals - 1, 63, -1):
+    for offset in range(LAYOUTS[sys.version_info[:2]].locals - 1, 63, -1):  # backwards: it is near the locals
         if (pair[0][offset], pair[1][offset]) == (0, 1):
             return offset
     raise LookupError("the kind of a frame was not found")
@@ -438,6 +440,7 @@ class HostSamples:
         rows = np.frombuffer(self._native.take_samples(), SAMPLE)
         state = _decided(rows)
         moves = np.isin(state, _MOVES)
+        # One number for each different chain, position in its innermost frame, and whether that may have moved on.
         keys = rows["chain"].astype(np.uint64) << 32 | rows["position"] << 1 | moves
         distinct, which = np.unique(keys, return_inverse=True)
         placed = [

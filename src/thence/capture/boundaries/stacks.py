@@ -58,7 +58,6 @@ def why_unreadable(native: ModuleType | None, *, by_events: bool = False) -> str
     """Why stacks cannot be read here; None if they can, and the probe has been given the offsets.
 
     Args:
-        native: the compiled probe.
         by_events: whether to disregard `VARIABLE`, which selects events for lines only.
     """
     version = ".".join(map(str, sys.version_info[:2]))

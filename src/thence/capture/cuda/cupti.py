@@ -45,7 +45,7 @@ _ZEROED_BUFFERS = 5
 """CUPTI_ACTIVITY_ATTR_ZEROED_OUT_ACTIVITY_BUFFER"""
 _FORCED = 1
 """CUPTI_ACTIVITY_FLAG_FLUSH_FORCED"""
-_MAX_LIMIT_REACHED = 12
+_MAX_LIMIT_REACHED = 12  # CUPTI_ERROR_MAX_LIMIT_REACHED: no further record is in the buffer
 
 RIGHTS_CURE = (
     "run as root, give the container --cap-add SYS_ADMIN, or let the administrator load the driver with "

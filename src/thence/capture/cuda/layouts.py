@@ -170,6 +170,7 @@ def require_known(version: int) -> None:
     Raises:
         MissingRequirement: the libcupti is older than CUDA 11.7 or of a major version after 13.
     """
+    # CUPTI's versions were small numbers before that of CUDA 13, 130000.
     major = version // 10000 if version >= 10000 else None
     if version < OLDEST or (major is not None and major > NEWEST_MAJOR):
         raise MissingRequirement(

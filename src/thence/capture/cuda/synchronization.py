@@ -13,7 +13,7 @@ from thence.errors import MissingRequirement
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_MULTIPROCESSORS = 16
+_MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 _MAJOR, _MINOR = 75, 76
 """CUdevice_attribute"""
 

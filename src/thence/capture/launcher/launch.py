@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from thence.capture.recorder.options import RecordOptions
 
-_SIGNALLED = 128
+_SIGNALLED = 128  # shells' exit code of a process that a signal ended, less the signal's number
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 
 

@@ -90,7 +90,6 @@ def save_known_labels(path: Path, saved: int) -> int:
     The ids of executable graphs whose instantiation was not observed are missing; they only make a join faster.
 
     Args:
-        path: JSON file.
         saved: number of graphs that it already holds; without further graphs nothing is written.
 
     Returns:

@@ -76,7 +76,6 @@ def read_module(module: Any, lines: Sequence[str], line_map: Sequence[tuple[int,
     """The facts of a module's functions; None if it is not the code of a compiled graph.
 
     Args:
-        module: the imported module.
         lines: lines of its file.
         line_map: Inductor's pairs of a line, and the traceback of the launches from that line on.
         graph: TorchDynamo's graph from which it was compiled; None if it is not available.

@@ -128,7 +128,6 @@ class LabelledGraphs:
         Args:
             driver: used to query the graph.
             ids: used to query the ids of its nodes.
-            graph: handle of the CUgraph.
             device: index of the CUDA device.
             labels: for each label (None: no label), the number of nodes from which on it holds, and the label.
             places: the same for places.

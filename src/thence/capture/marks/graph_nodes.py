@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from thence.capture.cuda.driver import GraphDriver
 
-_NUMBER = 0xFFFFFFFF
+_NUMBER = 0xFFFFFFFF  # the low word of an id is the number, the high word the graph's id
 _MAX_DEMANGLED = 1024
 """Kineto shows longer names as they are (libkineto/src/Demangle.cpp, kMaxSymbolSize)."""
 
@@ -131,7 +131,6 @@ class _Reading:
         """Add the nodes of a graph, then those of its child graphs.
 
         Args:
-            graph: handle of the graph.
             named: label and place of each of its nodes, in the order of their creation, or of all nodes.
             parent: number of the child-graph node that holds the graph; -1 for none.
             first: number that its first node will have in a replay; None: the numbers from CUPTI hold.
@@ -178,7 +177,6 @@ def read_graph(
     Args:
         driver: used to query the graph.
         ids: used to query the ids of its nodes.
-        graph: handle of a CUgraph.
         labels: for each label, the number of nodes from which on it holds, ascending, and the label's index.
         places: the same for places.
         kernels: takes the names of its kernels.

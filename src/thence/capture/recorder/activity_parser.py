@@ -39,7 +39,7 @@ _Words = np.ndarray[Any, Any]
 _Places = np.ndarray[Any, Any]
 """Indices of words at which records begin."""
 
-_LOW_HALF = 0xFFFFFFFF
+_LOW_HALF = 0xFFFFFFFF  # of a word: the record's kind
 _FIRST_LOOK = 64
 """Records of a run that are compared first; four times as many each time after that."""
 _LONG_WORDS = 1 << 14

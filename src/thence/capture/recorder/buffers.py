@@ -17,7 +17,7 @@ import numpy as np
 
 BUFFER_BYTES = 4 << 20
 """Size of one buffer: about 19,000 kernels."""
-_STOCK = 4
+_STOCK = 4  # buffers that are made in advance
 
 
 class Filled(NamedTuple):

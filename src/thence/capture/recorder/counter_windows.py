@@ -98,7 +98,6 @@ class CounterWindows:
         """Begins a window if it is time for that; `finish` is to be called next.
 
         Args:
-            cupti: of this process.
             compiled: see `PmSampler`.
             recording: whether activities are being recorded, and some were: a window begins only then.
         """

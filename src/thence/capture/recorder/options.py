@@ -38,7 +38,7 @@ _SHORTEST_US, _LONGEST_US = 5.0, 10_000.0
 """Intervals between samples of counters. On an H200, samples of multiprocessors were lost below 5 us."""
 _SHORTEST_LASTING_US = 100.0
 """Interval where the last seconds are kept. Samples are decoded while others are taken: at 20 us, most were lost."""
-_PART_SAMPLES, _SHORTEST_PART_SECONDS = 2_000, 0.2
+_PART_SAMPLES, _SHORTEST_PART_SECONDS = 2_000, 0.2  # of the last seconds: how much is decoded at a time
 _ROOM_OF_PARTS = 2.0
 """The recorder's thread decodes that many samples at a time, and has as long again until the buffer is full."""
 _ROOM, _MORE_SAMPLES = 1.25, 500

@@ -141,6 +141,7 @@ class Recorder:
         self.look_seconds: float | None = None
         self._names = Names()
         self._buffers = Buffers(options.buffer_megabytes << 20)
+        # A quarter of the buffers' bytes.
         self._max_waiting_bytes = min(_MAX_WAITING_BYTES, options.buffer_megabytes << 20 >> 2)
         self._rank: int | None = None
         self._subscription = 0
@@ -590,6 +591,7 @@ class Recorder:
         rests = self._rests(now)
         longest = self.look_seconds or (_LOOK_AT_REST_SECONDS if rests else _LOOK_SECONDS)
         patience = 0.0 if self._stopping.is_set() else longest if rests else self._due - now
+        # Seldom enough that records are written in batches, but when counters are due.
         patience = min(max(0.01, patience), longest, max(0.001, self._counters.due - now))
         if not self._orders.empty():
             patience = 0.0  # what should have woken this thread was taken from the queue while parts were written

@@ -123,6 +123,7 @@ class RankRequests:
     def _hear(self, value: bytes) -> None:
         self._round += 1
         heard = json.loads(value)
+        # Another rank wrote it: it is bounded as any input.
         step, why = min(int(heard["step"]), _MAX_STEP), str(heard["why"])[: _MAX_WHY + 20]
         self._agreed, self._agreed_at = step, monotonic()
         self._record(f"{why} (all ranks from step {step:,} on)", step)
@@ -131,7 +132,7 @@ class RankRequests:
         """How many steps begin before all ranks have looked at the store, by the pace since the last look."""
         (before, step), now = self._seen, (monotonic(), self._step())
         self._seen = now
-        pace = max(0, now[1] - step) / max(1e-3, now[0] - before)
+        pace = max(0, now[1] - step) / max(1e-3, now[0] - before)  # steps a second
         return _MIN_AHEAD + math.ceil(pace * _POLLS_AHEAD * POLL_SECONDS)
 
 

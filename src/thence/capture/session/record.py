@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from thence.capture.boundaries.log import BoundaryLog
-from thence.capture.cuda.clocks import ClockSamples
-from thence.capture.cuda.nvml import RARE_SECONDS, SAMPLE_SECONDS
+from thence.capture.cuda.nvml import RARE_SECONDS, SAMPLE_SECONDS, ClockSamples, ProcessMemorySamples
 from thence.capture.cuda.nvtx import collect_nvtx, leave_nvtx
-from thence.capture.cuda.process_memory import ProcessMemorySamples
 from thence.capture.jax.programs import XlaPrograms
 from thence.capture.marks import (
     follow_boundaries,
@@ -76,7 +74,6 @@ def record(
 
     Args:
         directory: created if it does not exist.
-        options: what to record.
         schedule: which steps to record; None records all the time.
 
     Raises:

@@ -490,6 +490,7 @@ def _handlers(code: CodeType) -> list[tuple[int, int, int]]:
 
     def number() -> int:
         byte = next(data)
+        # bit 7 marks the beginning of an entry and is no part of the number
         value = byte & 63
         while byte & 64:
             byte = next(data)

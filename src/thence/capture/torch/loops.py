@@ -45,7 +45,7 @@ _OVER_ROUNDS = 20
 """A loop has ended if no round came for so many times the longest one, ..."""
 _OVER_NS = 5_000_000_000
 """... and for so long."""
-_MIN_STEP_NS = 5_000_000
+_MIN_STEP_NS = 5_000_000  # of the rounds that are put together
 _MAX_FUNCTIONS = 50
 
 

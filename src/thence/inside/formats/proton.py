@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 _VERSION = 1
 _HEADER = 10
 _PREAMBLE = 0xDEADBEEF
-_OLD_BLOCK_HEADER, _BLOCK_HEADER = 4, 10
-_CUDA = 1
-_CLOCK_BITS, _SHORT_CLOCK_BITS = 43, 32
+_OLD_BLOCK_HEADER, _BLOCK_HEADER = 4, 10  # words before Triton 3.5, and since
+_CUDA = 1  # device type in the header
+_CLOCK_BITS, _SHORT_CLOCK_BITS = 43, 32  # 11 bits are in the first word of an event
 _OVERHEAD_CYCLES = 7.0  # Proton's own constant for CUDA devices
-_MAX_NS = 1 << 42
+_MAX_NS = 1 << 42  # 73 minutes; a longer trace is damaged
 
 
 def read(words: UInt32, description: Description, path: str) -> Columns:
@@ -122,6 +122,7 @@ def _columns(table: UInt32, header: int, units: int, uids: list[int], ring: int)
     timer = np.zeros(blocks, np.int64)
     total_ns = np.full(blocks, UNKNOWN, np.int64)
     if times is not None:
+        # The sign bit is left out: a damaged word must not give a negative time.
         timer = times[:, 0] | (times[:, 1] & 0x7FFF_FFFF) << 32
         total_ns = (times[:, 2] | (times[:, 3] & 0x7FFF_FFFF) << 32) - timer
         wrong = (total_ns < 0) | (total_ns >= _MAX_NS)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _MAGIC, _VERSION = 0x7E4CE000, 1
 _VERSION_BITS = 0xFFF
+# Words of a trace's header; times take two words each.
 _SM, _BLOCK, _INDEX, _COUNT, _DROPPED, _CAPACITY = 2, 3, 4, 5, 6, 7
 _TIMER, _TIMER_END, _CLOCK, _CLOCK_END = 8, 10, 12, 14
 _NAME_BITS = (1 << 28) - 1

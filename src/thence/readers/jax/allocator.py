@@ -28,7 +28,6 @@ def memory_tables(space: XSpace, rank: int, process: int) -> tuple[pl.DataFrame,
     """The tables `MEMORY` and `MEMORY_TOTALS`, empty if the profile has no such events.
 
     Args:
-        space: the decoded file.
         rank: of the process.
         process: its id, 0 if unknown.
     """

@@ -55,8 +55,8 @@ _EXECUTES = r"GpuExecutable::ExecuteThunks|:XLA GPU module$"
 COMMAND_BUFFER = r"^command_buffer_\d+$"
 """HLO op that XLA writes for every activity of a CUDA graph that it created (a command buffer)."""
 _MAX_BYTES = (1 << 31) - 1  # the largest size of a protobuf message
-_CHUNK = 1 << 24
-_YEAR_2001_NS = 10**18
+_CHUNK = 1 << 24  # bytes of the file that are read at a time
+_YEAR_2001_NS = 10**18  # later times are Unix times; earlier ones count from another zero
 
 
 def host_table(space: XSpace, rank: int, process: int) -> pl.DataFrame:
@@ -67,7 +67,6 @@ def host_table(space: XSpace, rank: int, process: int) -> pl.DataFrame:
     program: all ranges of its name get the category ``range``.
 
     Args:
-        space: the decoded file.
         rank: of the process.
         process: its id, 0 if unknown.
     """
@@ -266,7 +265,6 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     """The tables of one XSpace file.
 
     Args:
-        source: the opened file.
         progress: called with the number of stored bytes consumed so far.
 
     Raises:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 _PADDING = bytes(16)  # a cursor at the end may look ahead
-_MAX_VARINT = 10
+_MAX_VARINT = 10  # bytes of 64 bits at seven a byte
 # Tags of the fields of XStat (xplane.proto): number << 3 | wire type.
 _STAT_METADATA = 0x08
 DOUBLE, UINT64, INT64, STRING, REFERENCE = 0x11, 0x18, 0x20, 0x2A, 0x38

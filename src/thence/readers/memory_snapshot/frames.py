@@ -37,7 +37,7 @@ _LONGEST = 1000
 """Characters of a file or function."""
 _MAX_TEXT = 64_000_000
 """Characters of all distinct stacks; the stacks of a snapshot with more are left out, and their lines kept."""
-_MAX_ANNOTATIONS = 1_000_000
+_MAX_ANNOTATIONS = 1_000_000  # with more, none is used
 _DEEPEST = 20
 """Annotations that are open at once; those in them are left out."""
 _OPERATOR = re.compile(r"at::_ops::(\w{1,200})::")
@@ -54,9 +54,7 @@ def places_of(tape: Tape, dicts: Cells, name: str) -> dict[str, pl.Series]:
     """Places of events or blocks, but for labels: the columns source, position, stack, op and phase.
 
     Args:
-        tape: the snapshot.
         dicts: the dict of each event or block.
-        name: of the file.
 
     Raises:
         DamagedInput: it has far more different frames than a program has lines.
@@ -102,7 +100,6 @@ def labels_of(
     say of which thread they are, so those of all threads count.
 
     Args:
-        tape: the snapshot.
         dicts: the dict of each event.
         times_us: time of each event.
         device: whose events they are.

@@ -29,7 +29,6 @@ def joined(tables: Tables, snapshot: Tables, zero_ns: Ns, rank: int) -> Tables:
     """The tables of one process, with the memory of its snapshot.
 
     Args:
-        tables: of the process.
         snapshot: as `thence.readers.memory_snapshot.read.read` returns it.
         zero_ns: Unix time at which the process's clock reads 0.
         rank: of the process.
@@ -76,9 +75,6 @@ def with_snapshots(parts: Sequence[Read]) -> list[Read]:
 
     A snapshot belongs to the trace of its rank that ran at the same time; without a rank in its name, to the only
     trace that is given. Where there is none, or several, it stays an input of its own.
-
-    Args:
-        parts: the inputs that were read.
     """
     of_memory = {part.file: part.tables.meta.formats == (NAME,) for part in parts}
     others = {part.file: part for part in parts if not of_memory[part.file]}

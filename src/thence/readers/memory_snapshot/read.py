@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 ALLOCATOR = "torch"
 _MAX_BYTES = 1 << 48
 """Of a block or a segment; addresses of devices have 48 bits or a few more."""
-_LATEST_US = 1 << 52
+_LATEST_US = 1 << 52  # of Unix times: the year 2112; later ones do not fit into ns
 _MIN_BYTES = 20
 """Of an event, a block or a segment in the file: those of PyTorch have 60 or more."""
 _MAX_DEVICES = 1024
@@ -63,7 +63,6 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     """The memory of all devices of one process.
 
     Args:
-        source: the opened file.
         progress: called with the number of stored bytes consumed so far.
 
     Raises:

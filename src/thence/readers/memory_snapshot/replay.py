@@ -41,7 +41,7 @@ ACTIONS = {
 ALLOC, FREE_REQUESTED, FREE_COMPLETED, SEGMENT_ALLOC, SEGMENT_FREE, OOM = range(6)
 OTHER = 6
 _COMPLETES, _OPENS = 10, 11
-_SMALLEST, _SMALL = 512, 1 << 20
+_SMALLEST, _SMALL = 512, 1 << 20  # kMinBlockSize and kSmallSize of CUDACachingAllocator
 NEVER = -1
 _MAX_FAILURES = 64
 """Failures for which the free memory is searched; the programs that were seen have one."""
@@ -175,9 +175,11 @@ def rounded(requested: Int64, settings: Settings) -> Int64:
     size = np.maximum(-(-requested // _SMALLEST) * _SMALLEST, _SMALLEST)
     if not any(count > 1 for count in settings.divisions):
         return size
+    # np.log2 may round near a power of two: the next two lines mend it.
     power = np.floor(np.log2(np.maximum(requested, 1))).astype(np.int64)
     power += ((np.int64(1) << np.minimum(power + 1, 62)) <= requested).astype(np.int64)
     power -= ((np.int64(1) << power) > requested).astype(np.int64)
+    # The setting roundup_power2_divisions begins at 1 MiB, 2^20.
     divisions = np.array(settings.divisions, np.int64)[np.clip(power - 20, 0, len(settings.divisions) - 1)]
     floor = np.int64(1) << power
     step = floor // np.maximum(divisions, 1)

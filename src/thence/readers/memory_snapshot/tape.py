@@ -243,7 +243,7 @@ class _Writer:
 
     def _integer(self, value: int) -> int:
         if -(1 << 28) <= value < 1 << 28:
-            return (value & 0x1FFFFFFF) << _KIND_BITS | SMALL
+            return (value & 0x1FFFFFFF) << _KIND_BITS | SMALL  # 29 bits are left beside the kind
         if not -(1 << 63) <= value < 1 << 63:
             return int(NOTHING)
         self.large.append(value)

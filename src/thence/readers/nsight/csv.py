@@ -63,7 +63,6 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     """The activities of one report.
 
     Args:
-        source: the opened file.
         progress: called with the number of stored bytes consumed so far.
 
     Raises:
@@ -179,7 +178,7 @@ def _scaled(frame: pl.DataFrame, column: str, units: dict[str, str], factors: di
     digits = text.str.extract(r"^\d+\.(\d+)$").fill_null("")
     fraction = digits.str.pad_end(places, "0").str.slice(0, places).replace("", "0").cast(pl.Int64, strict=False)
     integers = number * factor + fraction * (factor // 10**places)
-    result: pl.Series = integers.set(number > (1 << 62) // factor, None)
+    result: pl.Series = integers.set(number > (1 << 62) // factor, None)  # a product beyond int64 has wrapped around
     return result
 
 
@@ -198,6 +197,7 @@ def _number(frame: pl.DataFrame, column: str, pattern: str = r"^\s*(\d{1,18})\s*
     if column not in frame.columns:
         return pl.repeat(None, frame.height, dtype=pl.Int64, eager=True)
     numbers = frame[column].str.extract(pattern).cast(pl.Int64, strict=False)
+    # Columns of devices, streams and sizes are 32 bits wide.
     return numbers.set(numbers >= 1 << 31, None) if column != "CorrId" else numbers
 
 

@@ -39,7 +39,6 @@ def read(
     """The tables of one report.
 
     Args:
-        name: path of the report.
         progress: called with the bytes that nsys has written to the export so far.
         expansion: unused.
 
@@ -72,6 +71,7 @@ def cache_file(name: str) -> Path:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(name, f"cannot be opened ({reason})") from error
     identity = f"{path}\0{state.st_size}\0{state.st_mtime_ns}"
+    # A report that was changed has another size or time, and so another export.
     digest = hashlib.sha256(identity.encode(errors="surrogateescape")).hexdigest()[:32]
     return cache_folder() / "nsys" / f"{digest}.sqlite"
 

@@ -38,7 +38,6 @@ def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFA
     """The tables of one export.
 
     Args:
-        name: path of the directory.
         progress: called once, at the end, with the number of bytes of all files.
         expansion: how much larger than its stored size a table may be.
 

@@ -45,7 +45,6 @@ def gpu_metrics(store: Store, gpu: pl.DataFrame) -> tuple[pl.DataFrame, dict[str
     """The rows of `COUNTERS`, and facts about them as a recording states them; nothing and {} without metrics.
 
     Args:
-        store: the export.
         gpu: columns rank, process and device of the activities.
 
     Raises:

@@ -74,7 +74,6 @@ def threads(store: Store, of_nvtx: pl.DataFrame) -> pl.DataFrame:
     """Names of threads: process, thread, name (String); names given through NVTX take precedence.
 
     Args:
-        store: the export.
         of_nvtx: names that the program gave through NVTX, in the same columns.
     """
     frame = store.frame("ThreadNames", ("nameId", "globalTid"))
@@ -95,7 +94,6 @@ def devices(store: Store, gpu: pl.DataFrame) -> tuple[Device, ...]:
     """Properties of every device that has activities.
 
     Args:
-        store: the export.
         gpu: columns rank and device, which is CUDA's device number.
     """
     numbers = ("id", "cuDevice", "totalMemory", "smCount", "computeMajor", "computeMinor")

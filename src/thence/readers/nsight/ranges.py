@@ -50,7 +50,7 @@ _NVTX_COLUMNS = (*("start", "end", "eventType", "globalTid", "endGlobalTid"), *(
 _DRIVER = 1  # ENUM_NSYS_EVENT_CLASS: 0 is the CUDA runtime, 1 the driver
 _CALL_VERSION = r"^(cuda\w+?)_v\d{4,5}$"  # cudaLaunchKernel_v7000: version of the signature
 _CATEGORY = pl.Enum(HOST_CATEGORIES)
-_THREAD_BITS = 24
+_THREAD_BITS = 24  # of a serialised GlobalId: see `store.thread_of`
 _PLACE = (1 << 48) - 1  # process and thread in a serialised GlobalId, see `store.process_of`
 _RANGE = {
     "kind": pl.UInt32(),
@@ -81,7 +81,7 @@ _PAYLOAD_FIELDS = {
     "ranks": "No. of ranks",
     "rank": "Rank",
 }
-_FIELD_BYTES = {"communicator": 8, "bytes": 8, "ranks": 4, "rank": 4}
+_FIELD_BYTES = {"communicator": 8, "bytes": 8, "ranks": 4, "rank": 4}  # sizes of NCCL's payload fields
 _HEADERS = (16, 24)
 _MAX_PAYLOAD = 1 << 12
 
@@ -90,7 +90,6 @@ def host_ranges(store: Store, of_nvtx: pl.DataFrame, ranks: Ranks) -> tuple[pl.D
     """All host ranges of an export in the order of `HOST`, their threads, and warnings.
 
     Args:
-        store: the export.
         of_nvtx: `Nvtx.ranges`.
         ranks: rank of each process that used a device. API calls of other processes launched no device
             work; their correlation ids are dropped, because they may equal ids of processes that did.

@@ -41,7 +41,7 @@ PATTERNS = ("*.sqlite", "*.sqlite.gz", "*.nsys-db")
 """Globs of the files of a directory that may be exports."""
 _MAX_UNPACKED = 64 << 30
 """Largest decompressed size of a gzipped export, in bytes."""
-_CHUNK = 1 << 22
+_CHUNK = 1 << 22  # bytes that are decompressed at a time
 _CHUNK_ROWS = 1 << 18
 _CHUNK_BYTES = 1 << 22
 _THREADS = 4
@@ -69,7 +69,6 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     """The tables of one export.
 
     Args:
-        source: the opened file.
         progress: called with the number of stored bytes consumed so far.
 
     Raises:
@@ -329,7 +328,6 @@ class Database:
         """Applies a function to the decoded rows, part by part; None if the table has to be read with SQLite.
 
         Args:
-            table: name of the table.
             columns: columns to decode; the columns before them in a record are decoded as well.
             work: function of the rows and of the position of each column in a record.
         """

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 MAGIC = b"SQLite format 3\0"
 """The first 16 bytes of every SQLite database."""
-_HEADER_BYTES = 100
-_UTF8 = 1
+_HEADER_BYTES = 100  # of the file, at the beginning of its first page
+_UTF8 = 1  # the file header's text encoding; 2 and 3 are UTF-16
 _INTERIOR, _LEAF = 5, 13  # table b-tree pages; index pages hold tables WITHOUT ROWID
-_INTERIOR_HEADER, _LEAF_HEADER = 12, 8
+_INTERIOR_HEADER, _LEAF_HEADER = 12, 8  # bytes; four for the rightmost child of an interior page
 _MAX_DEPTH = 20  # BTCURSOR_MAX_DEPTH of SQLite
 _PADDING = 8  # bytes after the pages, so that eight bytes can be read at any offset
-_NULL, _ZERO, _ONE, _TEXT = 0, 8, 9, 13
+_NULL, _ZERO, _ONE, _TEXT = 0, 8, 9, 13  # serial types; from 13 on odd ones are texts
 _INTEGER_BYTES = np.array([0, 1, 2, 3, 4, 6, 8, -1, 0, 0, -1, -1], np.int64)
 """Size in bytes of a value by its serial type; -1 for types that are neither null nor an integer."""
 _CONTINUED = np.uint64(0x8080808080808080)  # the continuation bit of each byte of a varint
@@ -90,8 +90,8 @@ class PageFile:
         if len(header) < _HEADER_BYTES or not header.startswith(MAGIC):
             raise Unusual("no header")
         size = int.from_bytes(header[16:18], "big")
-        size = 1 << 16 if size == 1 else size
-        usable = size - header[20]
+        size = 1 << 16 if size == 1 else size  # 65,536 does not fit into the field's two bytes
+        usable = size - header[20]  # some extensions reserve bytes at the end of every page
         if size < 512 or size & (size - 1) or usable < 480:
             raise Unusual("page size")
         utf8 = int.from_bytes(header[56:60], "big") == _UTF8
@@ -406,7 +406,7 @@ class Records:
 
 def _bytes_of(types: Int64) -> Int64:
     """Size in bytes of values of the given serial types (fileformat2.html, section 2.1)."""
-    long = (types - 12) // 2
+    long = (types - 12) // 2  # blobs are even, texts are odd, and both have this size
     plain = np.array([0, 1, 2, 3, 4, 6, 8, 8, 0, 0, 0, 0], np.int64)
     return np.where(types >= 12, long, plain[np.minimum(types, 11)])
 
@@ -419,6 +419,7 @@ def _short_varint(data: UInt8, start: Int64) -> tuple[Int64, Int64]:
     """
     last = len(data) - 1
     first, second, third = (data[np.minimum(start + n, last)].astype(np.int64) for n in range(3))
+    # Seven bits a byte, the high ones first; bit 7 says that another byte follows.
     more, most = first >= 128, (first >= 128) & (second >= 128)
     if (most & (third >= 128)).any():
         raise Unusual("long number")

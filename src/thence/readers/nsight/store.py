@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _SLOT_BITS = 14  # tables of this size stay in the processor's cache
 _HASH_ROUNDS = 8
-_BLOCK_ROWS = 1 << 17
+_BLOCK_ROWS = 1 << 17  # rows whose distinct values are looked for together
 _HASH_MULTIPLIERS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
 Part = TypeVar("Part")
 READABLE = frozenset(
@@ -92,7 +92,6 @@ class Store(Protocol):
         in memory as a whole. A table of a folder is passed as one part.
 
         Args:
-            table: name of the table.
             integers: names of integer columns, as for `frame`.
             work: pure function of the columns of some consecutive rows.
 
@@ -129,7 +128,6 @@ def names(store: Store, *ids: pl.Series) -> pl.Series:
     """Name of each row (Categorical): the text of the first of its ids that has a text, or `UNNAMED`.
 
     Args:
-        store: the export.
         ids: columns of ids in StringIds, Int64; at least one column.
 
     Raises:
@@ -232,7 +230,7 @@ def _hash_slots(words: Sequence[UInt64], number: int) -> Rows:
         mixed ^= mixed >> np.uint64(29)
         mixed += word
         mixed *= np.uint64(_HASH_MULTIPLIERS[(number + 1) % len(_HASH_MULTIPLIERS)] + 2 * number)
-    mixed >>= np.uint64(64 - _SLOT_BITS)
+    mixed >>= np.uint64(64 - _SLOT_BITS)  # the high bits of a product depend on all bits of its factors
     return mixed.view(np.int64)
 
 

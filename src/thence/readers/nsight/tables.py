@@ -205,7 +205,6 @@ def _creation_rows(store: Store, gpu: pl.DataFrame, host: pl.DataFrame) -> Int64
     """Host row of the innermost range that was open when each activity's graph node was created.
 
     Args:
-        store: the export.
         gpu: process and node of the activities.
         host: ranges in the order of `HOST`: process, thread, start, duration and parent.
 

@@ -145,7 +145,6 @@ def counted_launches(gpu: pl.DataFrame, queued: pl.Series, calls: pl.Series, bou
         gpu: columns start (Unix ns), graph and correlation of the activities, in order of time.
         queued: when the host queued each, Unix ns; 0 or null where CUPTI does not report it.
         calls: correlation ids of recorded calls.
-        boundaries: of the process.
 
     Returns:
         correlation, thread, name (of `COUNTED` or `UNCERTAIN`), start and end (Unix ns, equal), and latest: the
@@ -247,7 +246,6 @@ def _owners(boundaries: Boundaries, interval: Int64, number: Int64) -> tuple[Int
     """The row of the last boundary of its own thread before each launch (`NO_ROW`: unknown), and the place in `_CODES`.
 
     Args:
-        boundaries: of the process.
         interval: row of the last boundary before each launch, -1 for none.
         number: of each launch.
     """

@@ -103,7 +103,6 @@ def host_ranges(
     """All host ranges of one process.
 
     Args:
-        folder: the recording.
         names: number and text (Categorical).
         gpu: rows of `GPU` of the process.
         queued: when the host queued each of them, Unix ns; 0 or null where that is unknown.
@@ -361,7 +360,6 @@ def described_collectives(host: HostRanges, table: pl.DataFrame, names: pl.DataF
     """Rows of `COLLECTIVES` whose device activity is still null.
 
     Args:
-        host: of the process.
         table: the table ``collectives`` of its recording.
         names: number and text (Categorical).
     """

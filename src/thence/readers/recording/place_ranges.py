@@ -293,7 +293,6 @@ def place_ranges(
     """Ranges of all places of one process.
 
     Args:
-        boundaries: of the process.
         places: number, kind, parent and line of each place; name and detail as text, null for none.
         fixed: thread, category, start and end (Unix ns) of ranges that are not cut. If some have the category
             ``step``, steps among the places are left out.

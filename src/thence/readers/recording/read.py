@@ -55,7 +55,6 @@ def activities(folder: Folder, names: pl.DataFrame, zero_ns: int, rank: int) -> 
     """Rows of `GPU`, sorted by device and start, and when the host queued each (Unix ns; 0 or null: unknown).
 
     Args:
-        folder: the recording.
         names: number and text (Categorical).
         zero_ns: Unix time at which the trace's clock reads 0.
         rank: of the process.
@@ -140,7 +139,6 @@ def read(name: str, progress: Callable[[int], None], expansion: Expansion = DEFA
     """The tables of a recording: of one process, or of every process of a job.
 
     Args:
-        name: path of the folder.
         progress: called with the bytes read so far.
         expansion: how much larger than their stored size its tables may be.
 

@@ -57,7 +57,6 @@ def with_xla(tables: Tables, domain: pl.Series, folder: Path) -> tuple[Tables, l
     Args:
         tables: gpu, host and meta of one process.
         domain: NVTX domain of each host row.
-        folder: of the recording.
     """
     has_ranges = bool((domain == XLA).any())
     compiled, warnings = _compiled_modules(folder)

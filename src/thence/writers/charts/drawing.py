@@ -29,15 +29,15 @@ FRAME_ROW = 18
 
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]|[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Characters that XML 1.0 (section 2.2) excludes, those that it discourages, and those that reorder text."""
-_ROW, _BAR, _SPAN = 30, 9, 13
-_PLOT = 240
-_LEGEND_ROW, _TITLE, _TICKS = 18, 18, 20
+_ROW, _BAR, _SPAN = 30, 9, 13  # px
+_PLOT = 240  # height of a plot, px
+_LEGEND_ROW, _TITLE, _TICKS = 18, 18, 20  # px
 _LEFT, _RIGHT = 52, 10
 """Margins of a plot in px, for the labels of its y axis and half of the last label of its x axis."""
 _MAX_LABEL = 42
 """Characters of the name of a row: more do not fit beside its value on a screen of 400 px."""
 _TICK_COUNT, _FEW_DECADES, _ONE_DECADE = 5, 1.7, 1.0
-_DOT, _LARGEST_DOT = 2.6, 11.0
+_DOT, _LARGEST_DOT = 2.6, 11.0  # radii, px
 _INK_OF_FRAMES = "#1c2128"
 _STEPS = {
     "ns": ((1e9, " s"), (1e6, " ms"), (1e3, " us"), (1, " ns")),
@@ -96,6 +96,7 @@ class Scale:
         step = _round_step((self.high - self.low) / _TICK_COUNT)
         if self.unit == "count":
             step = max(step, 1.0)
+        # An end that only rounding moved keeps its tick.
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         values = [number * step for number in range(first, last + 1)]
         size, name = _step(max(map(abs, values), default=0.0), self.unit)

@@ -21,7 +21,7 @@ IMAGE_WIDTH = 1200
 """Width in px of the image of a whole flame graph."""
 _MIN_WIDTH = 0.25 / IMAGE_WIDTH
 """Frames that are narrower, as a part of the root, are not drawn."""
-_MAX_ROWS = 256
+_MAX_ROWS = 256  # levels of the tree that the image shows, each 18 px high
 _COLOURS = {
     "frame": "#efe6d2",
     "compute": "#a5c0dc",

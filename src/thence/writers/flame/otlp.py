@@ -18,7 +18,8 @@ from thence.writers.wire_format import bytes_field, fixed64_field, packed_field,
 if TYPE_CHECKING:
     from thence.analysis.flame.answer import Flame
 
-_RESOURCE_PROFILES, _DICTIONARY = 1, 2
+_RESOURCE_PROFILES, _DICTIONARY = 1, 2  # fields of ProfilesData
+# Fields of ProfilesDictionary.
 _LOCATIONS, _FUNCTIONS, _LINKS, _TEXTS, _ATTRIBUTES, _STACKS = 2, 3, 4, 5, 6, 7
 _MAPPINGS = 1
 _FRAME_TYPE = "profile.frame.type"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from thence.analysis.flame.answer import Flame
 
+# Fields of Profile and of Location in pprof's profile.proto.
 _SAMPLE_TYPE, _SAMPLE, _LOCATION, _FUNCTION, _TEXT, _DURATION, _COMMENT = 1, 2, 4, 5, 6, 10, 13
 _LINE_OF_LOCATION = 4
 

@@ -33,8 +33,6 @@ def diff_html(diff: Diff, gates: Sequence[Gate] = (), rows: pl.DataFrame | None 
     """The page of a comparison.
 
     Args:
-        diff: the comparison.
-        gates: the evaluated gates.
         rows: as `thence.writers.text.diff.shown_rows` returns them; None for its defaults.
     """
     first, *others = diff.explanation

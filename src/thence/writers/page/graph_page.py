@@ -30,7 +30,6 @@ def graph_html(graph: ReplayedGraph, meta: Meta) -> str:
 
     Args:
         graph: with the times of its replays.
-        meta: of the trace.
     """
     inputs = ", ".join(printable(name) for name in meta.inputs)
     title = f"CUDA {graph.title}"

@@ -188,7 +188,6 @@ def frame_data(frame: pl.DataFrame, fields: Sequence[Field], note: str = "", mos
 
     Args:
         frame: the rows, in the order in which they are shown.
-        fields: the columns that are shown.
         note: one sentence below the table.
         most: most rows.
     """

@@ -25,7 +25,6 @@ def table_of(view: TableView, top: int | None, width: int) -> Iterator[Renderabl
     """A table with its title above and the number of rows that are not shown below.
 
     Args:
-        view: the table.
         top: most rows; None: as the table says.
         width: of the terminal in characters.
     """
@@ -43,7 +42,6 @@ def lines_of(view: Lines, top: int | None, output: Console) -> Iterator[Text]:
     """The lines; where their number is limited, with the number of those that are not shown.
 
     Args:
-        view: the lines.
         top: most of them, if their number is limited; None: `_MAX_ROWS`.
         output: the terminal, at whose width lines are broken.
     """

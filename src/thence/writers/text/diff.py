@@ -36,7 +36,6 @@ def shown_rows(diff: Diff, depth: int | None = None, *, each: bool = False) -> p
     Column ``code`` is the verdict without the number of further runs.
 
     Args:
-        diff: the comparison.
         depth: makes the rows by module and label a tree of this many levels; None: rows of every kind.
         each: whether every layer of a model has a row of its own.
     """
@@ -95,8 +94,6 @@ def markdown(diff: Diff, gates: Sequence[Gate] = (), top: int | None = None, row
     Names are escaped, so that nothing in them is a link or HTML.
 
     Args:
-        diff: the comparison.
-        gates: the evaluated gates.
         top: most rows to show; None for all.
         rows: as `shown_rows` returns them; None for its defaults.
     """

@@ -44,8 +44,6 @@ def explanation_text(explanation: Explanation, form: str, most: int, schema: int
     """The explanation in a form, with a line feed at its end.
 
     Args:
-        explanation: what is written.
-        form: of `FORMS`.
         most: characters, at least `MIN_CHARS`.
         schema: of the JSON document.
         width: of the terminal in characters, at which sentences of the form text are broken; None: they are not.

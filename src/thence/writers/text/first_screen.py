@@ -29,7 +29,6 @@ def first_screen(
     """The part of the output of ``thence report`` above the suggested command.
 
     Args:
-        screen: the first screen to show.
         top: most rows of the table.
         width: width of the terminal in characters.
         depth: levels of a tree, as `row_table` takes them.

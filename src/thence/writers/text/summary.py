@@ -63,7 +63,6 @@ def title(summary: Summary, whole: Totals | None = None) -> RenderableType:
     """The inputs and the devices.
 
     Args:
-        summary: of the trace, or of a part of it.
         whole: totals of the whole trace; None if the summary is of all that the user selected.
     """
     inputs = summary.meta.inputs
@@ -128,7 +127,6 @@ def row_table(
     """The table of GPU time by the summary's kind of place, with a line about the rows that are not shown.
 
     Args:
-        summary: the summary to show.
         top: most rows.
         width: of the terminal in characters.
         depth: shows the places as a tree of this many levels; None: as rows.
@@ -362,7 +360,6 @@ def _widths(summary: Summary, top: int, room: int) -> tuple[int, dict[str, int]]
     The names of rows that are not attributed to a place are long: they are folded if op_names need the room.
 
     Args:
-        summary: the summary to show.
         top: number of rows.
         room: width for both columns in characters.
     """
@@ -459,7 +456,6 @@ def attribution_table(summary: Summary, width: int) -> RenderableType:
     """The attributed share of the GPU time by kind, and each reason for unattributed time once.
 
     Args:
-        summary: the summary to show.
         width: width of the terminal in characters.
     """
     recorded = " of the work that was recorded" if summary.soundness.work_missing else ""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _FIRST_PID = 1_500_000_000
 """Larger than the ids of processes and devices."""
 _PIDS_OF_A_LAUNCH = 100_000
-_CHUNK_ROWS = 100_000
+_CHUNK_ROWS = 100_000  # rows whose text is in memory at a time
 _GPU_CATEGORIES = {"kernel": "kernel", "memcpy": "gpu_memcpy", "memset": "gpu_memset", "thunk": "kernel"}
 _HOST_CATEGORIES = {
     "step": "user_annotation",
@@ -69,7 +69,6 @@ def inside_lines(
     """Yields the number of rows done and lines of JSON.
 
     Args:
-        phases: the in-kernel ranges of one launch.
         number: number of the launch in the file.
         quoted: converts a column of texts to JSON strings.
         microseconds: converts a column of ns to decimal microseconds.

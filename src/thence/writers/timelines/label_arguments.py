@@ -31,7 +31,6 @@ def graph_arguments(trace: Attributed, *, collectives: bool) -> pl.DataFrame:
     """The arguments of every activity in ``trace.graph_places``.
 
     Args:
-        trace: the attributed trace.
         collectives: whether to include the descriptions of collectives.
 
     Returns:

@@ -53,7 +53,6 @@ def write_relabelled(trace: Attributed, source: str, target: str) -> None:
 
     Args:
         trace: the attributed trace of the file, with joined labels.
-        source: path of the Kineto file.
         target: path ending in .json or .json.gz; replaced when the copy is complete.
 
     Raises:

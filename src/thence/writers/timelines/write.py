@@ -24,7 +24,7 @@ PERFETTO = (".pftrace", ".perfetto-trace")
 _ENDINGS = (*PERFETTO, ".json", ".json.gz", ".parquet")
 """Allowed endings of an output's name."""
 
-_GZIP_LEVEL = 2
+_GZIP_LEVEL = 2  # of isal, whose levels end at 3
 
 
 def gzipped(stream: IO[bytes]) -> Any:
@@ -58,7 +58,6 @@ def write_timeline(
     writing fails, an existing target stays unchanged.
 
     Args:
-        timeline: the timeline to write.
         path: a path with one of `_ENDINGS`; replaced if it exists.
         progress: called with the number of rows written so far, and the number of all rows.
 
@@ -87,7 +86,6 @@ def write_timeline_to(
     """Writes a timeline to a stream.
 
     Args:
-        timeline: the timeline to write.
         stream: binary stream; not closed.
         ending: one of `_ENDINGS` except ".parquet", whose output is a folder.
         progress: called with the number of rows written so far, and the number of all rows.

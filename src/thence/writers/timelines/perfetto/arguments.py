@@ -89,9 +89,7 @@ def columns_as_arguments(frame: pl.DataFrame, names: Mapping[str, str], interned
     """The named columns of a frame as arguments of its rows; missing columns and columns of nulls are left out.
 
     Args:
-        frame: one row per slice.
         names: maps a column to the name of its argument.
-        interned: interned texts of the file.
     """
     return tuple(
         _argument(frame[column], name, interned)

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from thence.writers.timelines.perfetto.packets import Part
 
 
-_CHUNK_ROWS = 8192
-_OTHER, _COMPUTE = 0, 2
-_CUDA, _HIP = 4, 5
-_EVENT, _GPU_INFO, _TIMESTAMP = 53, 128, 8
-_CONTEXTS, _SPECIFICATIONS = 23, 24
-_EVENT_ID, _DURATION, _CONTEXT, _GPU, _QUEUE, _STAGE, _LAUNCH = 1, 2, 5, 11, 13, 14, 21
-_GRID, _BLOCK, _ARGUMENT = 1, 2, 3
-_SEQUENCE_AND_STATE = uint_field(10, 1) + uint_field(13, 2)
+_CHUNK_ROWS = 8192  # rows encoded at a time: their data stays in the CPU caches
+_OTHER, _COMPUTE = 0, 2  # InternedGpuRenderStageSpecification.RenderStageCategory
+_CUDA, _HIP = 4, 5  # InternedGraphicsContext.Api
+_EVENT, _GPU_INFO, _TIMESTAMP = 53, 128, 8  # fields of TracePacket
+_CONTEXTS, _SPECIFICATIONS = 23, 24  # fields of InternedData
+_EVENT_ID, _DURATION, _CONTEXT, _GPU, _QUEUE, _STAGE, _LAUNCH = 1, 2, 5, 11, 13, 14, 21  # fields of GpuRenderStageEvent
+_GRID, _BLOCK, _ARGUMENT = 1, 2, 3  # fields of ComputeKernelLaunch
+_SEQUENCE_AND_STATE = uint_field(10, 1) + uint_field(13, 2)  # as `_SEQUENCE` and `_NEEDS_STATE` of packets.py
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,6 @@ def gpu_views(timeline: Timeline, made: Layout) -> GpuViews:
     """The activities of a timeline for Perfetto's GPU views.
 
     Args:
-        timeline: the timeline to write.
         made: its layout, which has the process of each rank.
     """
     gpu = timeline.trace.gpu

@@ -227,8 +227,6 @@ def add_inside(
     """Adds the tracks of all launches.
 
     Args:
-        tracks: tracks of the file.
-        interned: interned texts of the file.
         inside: in-kernel ranges of each launch.
         group_of: returns the parent track of a launch.
         origin_ns: ns to subtract from every time.

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 _CHUNK_ROWS = 8192
 """Rows encoded at a time, so few that their data stays in the CPU caches."""
-_TRACK_EVENT = 11
-_ANNOTATION, _ARRAY_VALUE = 4, 12
-_UINT_VALUE, _INT_VALUE, _DOUBLE_VALUE, _TEXT_NUMBER = 3, 4, 5, 17
+_TRACK_EVENT = 11  # TracePacket.track_event; here and below, numbers of fields in Perfetto's messages
+_ANNOTATION, _ARRAY_VALUE = 4, 12  # TrackEvent.debug_annotations, DebugAnnotation.array_values
+_UINT_VALUE, _INT_VALUE, _DOUBLE_VALUE, _TEXT_NUMBER = 3, 4, 5, 17  # of DebugAnnotation; string_value_iid is the last
 _FIELD_OF_TYPE = {"uint": _UINT_VALUE, "int": _INT_VALUE, "text": _TEXT_NUMBER}
 
 
@@ -158,25 +158,13 @@ def _with_ragged(regular: UInt8, parts: Sequence[Part]) -> UInt8:
     return result
 
 
-_SEQUENCE = uint_field(10, 1)
-
-
-_NEEDS_STATE = uint_field(13, 2)
-
-
-_CLEARS_STATE = uint_field(13, 1)
-
-
-_TIMESTAMP = field_tag(8, VARINT)
-
-
-_TRACK_UUID = field_tag(11, VARINT)
-
-
-_BEGIN, _END, _COUNTER = uint_field(9, 1), uint_field(9, 2), uint_field(9, 4)
-
-
-_FLOW_ID, _LAST_FLOW_ID = field_tag(47, FIXED64), field_tag(48, FIXED64)
+_SEQUENCE = uint_field(10, 1)  # trusted_packet_sequence_id: a file is one sequence
+_NEEDS_STATE = uint_field(13, 2)  # sequence_flags: SEQ_NEEDS_INCREMENTAL_STATE
+_CLEARS_STATE = uint_field(13, 1)  # sequence_flags: SEQ_INCREMENTAL_STATE_CLEARED
+_TIMESTAMP = field_tag(8, VARINT)  # TracePacket.timestamp
+_TRACK_UUID = field_tag(11, VARINT)  # TrackEvent.track_uuid
+_BEGIN, _END, _COUNTER = uint_field(9, 1), uint_field(9, 2), uint_field(9, 4)  # TrackEvent.type
+_FLOW_ID, _LAST_FLOW_ID = field_tag(47, FIXED64), field_tag(48, FIXED64)  # flow_ids, terminating_flow_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,10 +347,10 @@ def counter_packets(track: Int64, time: Int64, value: Array) -> Iterator[UInt8]:
         count = len(track[rows])
         parts = [constant(_COUNTER + _TRACK_UUID, count), varint_column(track[rows])]
         number = [
-            constant(field_tag(30, VARINT), count),
+            constant(field_tag(30, VARINT), count),  # TrackEvent.counter_value
             varint_column(np.where(whole[rows], value[rows], 0).astype(np.int64)),
         ]
-        double = [constant(field_tag(44, FIXED64), count), double_column(value[rows])]
+        double = [constant(field_tag(44, FIXED64), count), double_column(value[rows])]  # double_counter_value
         parts += [*only_where(number, whole[rows]), *only_where(double, ~whole[rows])]
         yield joined(_timed(time[rows], parts))
 

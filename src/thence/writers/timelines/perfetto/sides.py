@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from thence.model.arrays import Int64
 
 
-_BOOTTIME = 6
+_BOOTTIME = 6  # BuiltinClock
 _OF_ACTIVITIES = {"label": "label", "module": "module", "op": "op", "source": "source"}
 _OF_STEPS = {"moved_ns": "moved by ns"}
 
@@ -62,7 +62,7 @@ def write_sides(aligned: AlignedSteps, stream: IO[bytes]) -> None:
 def _head(aligned: AlignedSteps, tracks: Tracks, interned: Interned) -> Iterator[bytes]:
     """Yields the packets before the slices: clock, facts, interned data and track descriptors."""
     clock = uint_field(1, _BOOTTIME) + uint_field(2, 0)
-    defaults = bytes_field(59, uint_field(58, _BOOTTIME))
+    defaults = bytes_field(59, uint_field(58, _BOOTTIME))  # the same fields as in write.py
     clocks = bytes_field(6, bytes_field(1, clock) + uint_field(2, _BOOTTIME))
     yield packet(clocks + defaults + uint_field(87, 1), clears_state=True)
     facts = {

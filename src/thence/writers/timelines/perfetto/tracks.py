@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from thence.writers.wire_format import bytes_field, text_field, uint_field
 
-_EXPLICIT_CHILDREN = 3
-_MERGE_BY_KEY = 3
+_EXPLICIT_CHILDREN = 3  # ChildTracksOrdering.EXPLICIT: by sibling_order_rank
+_MERGE_BY_KEY = 3  # SIBLING_MERGE_BEHAVIOR_BY_SIBLING_MERGE_KEY
 _EXPLICIT = 1  # of process_ordering and thread_ordering
-_MAX_PID = (1 << 31) - 1
-_MAX_TID = (1 << 63) - 1
-_FIRST_FREE_PID = 1_000_000_000
+_MAX_PID = (1 << 31) - 1  # ProcessDescriptor.pid is an int32, ...
+_MAX_TID = (1 << 63) - 1  # ... and ThreadDescriptor.tid an int64
+_FIRST_FREE_PID = 1_000_000_000  # above what Linux gives to processes: 2^22 at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,8 @@ class Track:
 
     def descriptor(self) -> bytes:
         """The track as a TrackDescriptor message."""
+        # Fields of TrackDescriptor: 1 uuid, 2 name, 3 process, 4 thread, 5 parent_uuid, 8 counter, 11 child_ordering,
+        # 12 sibling_order_rank, 15 and 16 sibling_merge_behavior and _key, 19 and 20 process_ and thread_ordering.
         parts = [uint_field(1, self.uuid)]
         if self.parent:
             parts.append(uint_field(5, self.parent))

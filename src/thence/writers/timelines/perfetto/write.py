@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from thence.writers.timelines.perfetto.gpu_views import GpuViews
     from thence.writers.timelines.perfetto.layout import Layout
 
-_REALTIME, _BOOTTIME = 1, 6
+_REALTIME, _BOOTTIME = 1, 6  # BuiltinClock
 
 
 def write_perfetto(
@@ -31,7 +31,6 @@ def write_perfetto(
     """Writes a timeline as a Perfetto trace.
 
     Args:
-        timeline: the timeline to write.
         stream: binary stream; not closed.
         progress: called with the number of slices written so far, and the number of all slices.
     """
@@ -55,6 +54,8 @@ def write_perfetto(
 
 def _head(timeline: Timeline, made: Layout, views: GpuViews | None) -> Iterator[bytes]:
     """Yields the packets before the slices: clock, facts, interned data and track descriptors."""
+    # Fields of TracePacket: 6 clock_snapshot, 12 interned_data, 59 trace_packet_defaults with 58 timestamp_clock_id,
+    # 60 track_descriptor, 87 first_packet_on_sequence, 126 trace_attributes.
     defaults = bytes_field(59, uint_field(58, _BOOTTIME))
     first = uint_field(87, 1)
     yield packet(bytes_field(6, _clocks(timeline, made)) + defaults + first, clears_state=True)
