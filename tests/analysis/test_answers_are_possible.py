@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import thence
 from answer_checks import possible, tiles_follow_each_other
-from helpers import DATA, DIFFERENT, FSDP, STACK, examples
+from helpers import DATA, FSDP, STACK, examples, recording
 from thence.model.answer import result_or_reason
 from thence.model.tables import GPU, Tables
 from thence.trace import Trace
@@ -30,7 +30,15 @@ settings.load_profile("thence")
 JOB = tuple((DATA / "torch" / "waits").glob("group_rank*.json.gz"))
 XLA = DATA / "jax" / "recording"
 PROFILE = DATA / "jax" / "streams_moved.xplane.pb"
-INPUTS = (*((path,) for path in DIFFERENT), FSDP, JOB, (XLA,), (PROFILE,), (DATA / "recording" / "two_ranks",))
+INPUTS = (
+    (STACK,),
+    (recording("torch-2.12_graph_replay_rank0"),),
+    FSDP,
+    JOB,
+    (XLA,),
+    (PROFILE,),
+    (DATA / "recording" / "two_ranks",),
+)
 """Traces of one rank and of jobs, of PyTorch and of XLA, by profilers and by thence."""
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from helpers import FSDP, STACK
+from helpers import STACK, TORCH
 from stores import stored
 from thence.errors import InputError
 from thence.store.store import open_store
@@ -62,6 +62,7 @@ from thence.store import ingest
 ingest.ingest_one = wait_while_writing
 main(sys.argv[1:])
 """
+RANKS = [TORCH / "waits" / f"group_rank{rank}.json.gz" for rank in (0, 1)]
 PATIENCE = 60
 """Seconds in which something is written, and in which a process ends."""
 FOR_EVER = "select count(*) from gpu a cross join host b cross join host c"
@@ -159,7 +160,7 @@ def signalled(code: str, arguments: list[str], number: int) -> tuple[int, str, l
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_ingest_leaves_no_process_and_goes_on(number: int, tmp_path: Path) -> None:
     store = tmp_path / "a.store"
-    arguments = ["ingest", *map(str, FSDP[:2]), "-o", str(store), "--workers", "1"]
+    arguments = ["ingest", *map(str, RANKS), "-o", str(store), "--workers", "1"]
     if number == signal.SIGINT:
         returned, text, children = interrupted(INGESTING, arguments, tmp_path, 1)
         assert returned == 130
@@ -175,6 +176,6 @@ def test_an_interrupted_ingest_leaves_no_process_and_goes_on(number: int, tmp_pa
     assert [name[:10] for name in names] == [".rank-0000", "rank-00000"]
     with pytest.raises(InputError, match="run the same thence ingest again to resume it"):
         open_store(store)
-    done = stored(store, FSDP[:2], thence=__version__)
+    done = stored(store, RANKS, thence=__version__)
     assert (done.written, done.kept) == (1, 1)
     assert len(list((store / "ranks").iterdir())) == 2

@@ -16,7 +16,7 @@ from helpers import event, kernel, launch, run_thence, written
 if TYPE_CHECKING:
     from pathlib import Path
 
-FEW, MANY = 12, 36
+FEW, MANY = 6, 18
 BLOCKS = {"grid": [8, 1, 1], "block": [128, 1, 1]}
 READING = 2
 """Queries for each file: whether the names of its two tables of ranges are affordable."""

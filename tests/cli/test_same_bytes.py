@@ -24,13 +24,13 @@ OTHERS = [
     ["label", LABELLED[0], "--labels", LABELLED[1], "--graph", "OUT/graph.html"],
     ["inside", str(DATA / "inside/gpu_triton.npz"), "--clock-ghz", "1.7", "-o", "OUT/inside.json"],
     ["inside", str(DATA / "inside/gpu_triton.npz"), "--clock-ghz", "1.7", "-o", "OUT/inside.pftrace"],
-    ["ranks", *RANKS, "-o", "OUT/ranks.json"], ["report", *RANKS, "--format", "csv"],
+    ["ranks", *RANKS, "-o", "OUT/ranks.json"], ["report", *RANKS, "--format", "csv"], ["explain", *RANKS],
     ["sql", *RANKS, "select name, sum(duration) from activities group by name"],
 ]  # fmt: skip
 """Commands; OUT is the folder of outputs."""
-FILES = ("x.pftrace", "x.json", "x.json.gz", "x.parquet", "f.html", "f.folded", "f.svg", "f.speedscope.json",
+FILES = ("x.pftrace", "x.json.gz", "x.parquet", "f.html", "f.folded", "f.svg", "f.speedscope.json",
          "r.html", "l.json.gz")  # fmt: skip
-VERBS = ("report", "explain", "streams", "collectives", "idle", "steps", "check", "ranks")
+VERBS = ("report", "streams", "collectives", "idle", "steps", "check", "ranks")
 RUN = """
 import contextlib, sys
 from pathlib import Path

@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 LATE, SECOND = 2, 1
 DELAY = 30_000.0  # us
 JOBS: dict[str, tuple[FsdpJob, tuple[int, ...], list[int]]] = {
-    "nobody": (FsdpJob(), (), []),
     "one": (FsdpJob({LATE: DELAY}), (), [LATE]),
     "two": (FsdpJob({SECOND: DELAY, LATE: DELAY}), (), [SECOND, LATE]),
     "late_missing": (FsdpJob({LATE: DELAY}), (LATE,), []),
     "other_missing": (FsdpJob({LATE: DELAY}), (SECOND,), [LATE]),
-    "nobody_and_missing": (FsdpJob(), (LATE,), []),
 }
 """Jobs by name: the job, the ranks whose files are missing, and the ranks that are late and shown."""
 
@@ -77,6 +75,7 @@ def test_every_verb_names_the_same_ranks_from_files_and_from_a_store(
     assert ("3 of 4 ranks; missing" in statement) == bool(missing)
 
 
+@pytest.mark.parametrize("job", ["one", "late_missing", "other_missing"], indirect=True)
 def test_where_a_rank_is_missing_transfers_are_unknown_and_waits_are_nobodys(
     job: tuple[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

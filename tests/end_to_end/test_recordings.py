@@ -192,12 +192,8 @@ def test_op_is_the_innermost_operator_around_the_launch() -> None:
     for activity in slow(EAGER).activities:
         call = slow(EAGER).launch(activity)
         assert call is not None
-        around = [
-            op
-            for op in slow(EAGER).complete("cpu_op")
-            if op["tid"] == call["tid"] and op["ts"] <= call["ts"] and call["ts"] < op["ts"] + op["dur"]
-        ]
-        expected[key(activity)] = max(around, key=lambda op: (op["ts"], -op["dur"]))["name"]
+        around = slow(EAGER)._open(slow(EAGER).complete("cpu_op"), call["tid"], start(call))
+        expected[key(activity)] = around[-1]["name"]
     assert by_key(fast(EAGER), "op") == expected
 
 

@@ -12,6 +12,8 @@ from decimal import Decimal
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -69,6 +71,7 @@ class SlowTrace:
             self.document = json.load(file, parse_float=Decimal)
         self.events: list[Event] = self.document["traceEvents"]
         self._complete: dict[tuple[str, ...], list[Event]] = {}
+        self._times: dict[int, tuple[list[Event], Any, Any]] = {}  # of lists of ranges, which stay as they are
 
     def complete(self, *categories: str) -> list[Event]:
         if categories not in self._complete:
@@ -106,7 +109,11 @@ class SlowTrace:
 
     def _open(self, ranges: list[Event], thread: Any, moment: int) -> list[Event]:
         """Ranges of the thread that are open at the moment, outermost first."""
-        found = [r for r in ranges if r["tid"] == thread and start(r) <= moment < end(r)]
+        if id(ranges) not in self._times:
+            self._times[id(ranges)] = (ranges, *(np.array([of(r) for r in ranges], np.int64) for of in (start, end)))
+        _, starts, ends = self._times[id(ranges)]
+        around = np.flatnonzero((starts <= moment) & (moment < ends))
+        found = [r for r in (ranges[at] for at in around) if r["tid"] == thread]
         return sorted(found, key=lambda r: (start(r), -end(r)))
 
     @cached_property
@@ -160,6 +167,14 @@ class SlowTrace:
     def _backward_ops(self) -> list[Event]:
         return [backward for backward, _ in self._forward_of]
 
+    @cached_property
+    def _engine_ops(self) -> list[Event]:
+        return self._backward_ops + [o for o in self.complete("cpu_op") if o["name"].startswith(ENGINE)]
+
+    @cached_property
+    def _forward_ops(self) -> list[Event]:
+        return [forward for _, forward in self._forward_of]
+
     def _around(self, ranges: list[Event], activity: Event) -> list[Event]:
         """Ranges around the launch; around the forward op where the launch is a backward op's.
 
@@ -196,12 +211,9 @@ class SlowTrace:
         call = self.launch(activity)
         if call is None:
             return None
-        ops = self.complete("cpu_op")
-        engine = [o for o in ops if o["name"].startswith(ENGINE)]
-        if self._open(self._backward_ops + engine, call["tid"], start(call)):
+        if self._open(self._engine_ops, call["tid"], start(call)):
             return "backward"
-        forward = [f for _, f in self._forward_of]
-        if self._open(forward, call["tid"], start(call)):
+        if self._open(self._forward_ops, call["tid"], start(call)):
             return "forward"
         named = self._open(self.complete("user_annotation"), call["tid"], start(call))
         for name in (r["name"] for r in reversed(named)):
@@ -209,7 +221,7 @@ class SlowTrace:
                 if name.startswith(beginning):
                     return phase
         for module in self._open(self.modules, call["tid"], start(call)):
-            inside = (f for f in forward if f["tid"] == module["tid"])
+            inside = (f for f in self._forward_ops if f["tid"] == module["tid"])
             if any(start(module) <= start(f) and end(f) <= end(module) for f in inside):
                 return "forward"
         return "other"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,10 @@ from thence.store.task import Job, Outcome, ingest_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+
+_kept: list[tempfile.TemporaryDirectory[str]] = []
+"""Folders that are removed when the process ends."""
 
 
 class Killed(Exception):
@@ -40,6 +46,15 @@ class InProcess:
                 raise Killed
             self.asked.append(Path(job.source).name)
             yield task(job)
+
+
+@functools.cache
+def kept(inputs: tuple[Path, ...], *, host: bool = False) -> Path:
+    """A store of files of the tests' data, which no test changes, written once for all tests of a process."""
+    folder = tempfile.TemporaryDirectory()
+    _kept.append(folder)
+    stored(Path(folder.name) / "store", inputs, host=host)
+    return Path(folder.name) / "store"
 
 
 def settings(**given: Any) -> Settings:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from thence.analysis.ranks.answer import Job
 
-RANKS, STEPS, LATE, SINCE = 12, 6, 4, 2
+RANKS, STEPS, LATE, SINCE = 9, 6, 4, 2
 SLEEPY = SleepyJob(ranks=RANKS, steps=STEPS, late=LATE, since=SINCE)
 US = 1000
 
@@ -113,7 +113,7 @@ def test_ranks_are_folded_where_there_are_many_and_nobody_chose(
 
     shown, said = processes()
     assert shown == 2
-    assert f"10 of 12 ranks are folded: one row per rank, with a span for each step; shown in full: rank {LATE}" in said
+    assert f"7 of 9 ranks are folded: one row per rank, with a span for each step; shown in full: rank {LATE}" in said
     assert processes("--fold", "never")[0] == RANKS
     assert processes("--rank", "0", "--rank", "7")[0] == 2
     assert processes("--rank", "0", "--rank", "7", "--rank", "8", "--fold", "always")[0] == 2

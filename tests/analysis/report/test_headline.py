@@ -13,7 +13,7 @@ import pytest
 
 import thence
 from helpers import DATA, FSDP, STACK, event, kernel, launch, opened, recording, run_thence, shared, unzipped
-from stores import stored
+from stores import kept
 from thence.analysis.idle.causes import idle_causes
 from thence.analysis.report import headline
 from thence.analysis.report.headline import around, sampled_idle
@@ -199,9 +199,8 @@ def test_the_table_is_of_the_typical_steps_and_says_so() -> None:
     assert "GPU time by label in 2 steps" in shown
 
 
-def test_a_store_has_the_headline_of_its_files(tmp_path: Path) -> None:
-    stored(tmp_path / "store", FSDP)
-    store, files = document(tmp_path / "store"), document(*FSDP)
+def test_a_store_has_the_headline_of_its_files() -> None:
+    store, files = document(kept(FSDP)), document(*FSDP)
     for key in ("verdict", "steps", "no_steps", "late_ranks"):
         assert store[key] == files[key]
 
@@ -294,7 +293,7 @@ def test_the_verdict_of_a_long_trace_is_that_of_some_of_its_steps(monkeypatch: p
     assert sampled_idle(again.tables, 10) is None
 
 
-def test_communication_that_is_waiting_gets_the_verdict_of_the_rank_that_waits_least(tmp_path: Path) -> None:
+def test_communication_that_is_waiting_gets_the_verdict_of_the_rank_that_waits_least() -> None:
     """Waits from the JSON: from the start of a rank's kernel to that of the last rank's, in the step that counts."""
     kernels = []
     for path in FSDP:
@@ -305,8 +304,7 @@ def test_communication_that_is_waiting_gets_the_verdict_of_the_rank_that_waits_l
              for at in zip(*kernels, strict=True) for last in [max(start for start, _ in at)]]  # fmt: skip
     share = sum(map(sum, waits)) / sum(length for of_rank in kernels for _, length in of_rank)
     of_rank = [sum(times) for times in zip(*waits, strict=True)]
-    stored(tmp_path / "store", FSDP)
-    for trace in (shared(*FSDP), thence.open(tmp_path / "store")):
+    for trace in (shared(*FSDP), thence.open(kept(FSDP))):
         measured, verdict = trace.headline.measured, trace.headline.verdict
         assert measured.pace is not None
         assert measured.pace.waits == pytest.approx(share, abs=0.01)
@@ -318,12 +316,11 @@ def test_communication_that_is_waiting_gets_the_verdict_of_the_rank_that_waits_l
         assert "% of it waiting for other ranks" in communication.claim
 
 
-def test_a_rank_alone_names_the_ranks_that_are_missing(tmp_path: Path) -> None:
+def test_a_rank_alone_names_the_ranks_that_are_missing() -> None:
     """What looks like communication may be waits for ranks that the file does not show."""
-    stored(tmp_path / "store", FSDP[:1])
     found = document(FSDP[0])
     assert "the trace shows 1 of 4 ranks; missing 1-3" in found["late_ranks"]
-    assert document(tmp_path / "store")["late_ranks"] == found["late_ranks"]
+    assert document(kept(FSDP[:1]))["late_ranks"] == found["late_ranks"]
     assert document(recording("torch_eager_rank0"))["late_ranks"] == ""
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import thence
 from helpers import DATA, FSDP, STACK, TORCH, event, kernel, launch, opened, run_thence
-from stores import stored
+from stores import kept
 from thence.analysis.report.next_steps import MAX_SHOWN, advice
 from thence.model.places import STEP_KIND
 
@@ -20,32 +20,41 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("read_once")
 
-# All commands that are proposed for any recording of tests/data, and one recording of each format.
-FILES = (
-    *(
-        TORCH / f"{name}.json.gz"
-        for name in ("torch_eager_rank0", "checkpoints/with_stacks", "graphs/block_replay", "layers/layers36")
+# All commands that are proposed for any recording of tests/data.
+FILES = {
+    "torch": (
+        *(
+            TORCH / f"{name}.json.gz"
+            for name in ("torch_eager_rank0", "checkpoints/with_stacks", "graphs/block_replay", "layers/layers36")
+        ),
+        STACK,
     ),
-    STACK,
-    DATA / "jax" / "jax_fsdp2.xplane.pb.gz",
-    DATA / "jax" / "recording",
-    DATA / "nsight" / "jax_train.sqlite.gz",
-    DATA / "nsight" / "torch_graph_cuda_gpu_trace.csv.gz",
-    DATA / "recording" / "two_ranks",
-)  # fmt: skip
-ARCHIVES = (DATA / "jax" / "loops_recording.tar.xz", DATA / "recording" / "fsdp2_late_forward.tar.xz")
+    "xplane": (DATA / "jax" / "jax_fsdp2.xplane.pb.gz",),
+    "nsight": (DATA / "nsight" / "jax_train.sqlite.gz", DATA / "nsight" / "torch_graph_cuda_gpu_trace.csv.gz"),
+    "recording": (
+        DATA / "jax" / "recording", DATA / "recording" / "two_ranks",
+        *(DATA / "jax" / "loops_recording.tar.xz", DATA / "recording" / "fsdp2_late_forward.tar.xz"),
+    ),
+}  # fmt: skip
 JOBS = (FSDP, tuple(sorted((TORCH / "waits").glob("pipeline_rank*"))))
 
 
-def try_all(folder: Path, monkeypatch: pytest.MonkeyPatch, *inputs: Path, by: str = "") -> set[str]:
-    """Runs the commands that the first screen of these inputs proposes; returns their verbs."""
-    monkeypatch.chdir(folder)
+Command = tuple[str, ...]
+
+
+def try_all(folder: Path, *inputs: Path, by: str = "", tried: set[Command] | None = None) -> set[str]:
+    """Runs the commands that the first screen of these inputs proposes; returns their verbs.
+
+    Those that were tried on other inputs of the format are not run again.
+    """
     found = thence.open(*inputs).first_screen(by or None)  # type: ignore[arg-type]
     assert 1 <= len(found.next_steps) <= MAX_SHOWN
     commands = [(step.verb, *step.options) for step in found.next_steps]
     assert len(set(commands)) == len(commands)
-    for verb, *options in commands:
-        assert (verb, options) != ("report", ["--by", found.summary.by]), "this is shown already"
+    assert ("report", "--by", found.summary.by) not in commands, "this is shown already"
+    tried = set() if tried is None else tried
+    for verb, *options in [command for command in commands if command not in tried]:
+        tried.add((verb, *options))
         done = run_thence(verb, *inputs, *options)
         told = done.stderr.decode()
         assert done.returncode == (1 if verb == "check" else 0), (verb, options, told)
@@ -54,40 +63,47 @@ def try_all(folder: Path, monkeypatch: pytest.MonkeyPatch, *inputs: Path, by: st
     return {verb for verb, *_ in commands}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_what_is_proposed_works(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    try_all(tmp_path, monkeypatch, path)
-
-
-@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
-def test_what_is_proposed_for_a_recording_works(archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with tarfile.open(archive) as packed:
-        packed.extractall(tmp_path / "in", filter="data")
-    (inside,) = (path.parent for path in (tmp_path / "in").rglob("recording.json")) if len(
-        list((tmp_path / "in").rglob("recording.json"))
-    ) == 1 else [next((tmp_path / "in").rglob("recording.json")).parent.parent]  # fmt: skip
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder of the commands."""
     (tmp_path / "out").mkdir()
-    try_all(tmp_path / "out", monkeypatch, inside)
+    monkeypatch.chdir(tmp_path / "out")
+    return tmp_path / "out"
 
 
-@pytest.mark.parametrize("job", JOBS, ids=lambda job: job[0].name)
-def test_what_is_proposed_for_a_job_works(
-    job: tuple[Path, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "ranks" in try_all(tmp_path, monkeypatch, *job)
+def unpacked(path: Path, folder: Path) -> Path:
+    """A recording, or the folder of those of a job."""
+    if not path.name.endswith(".tar.xz"):
+        return path
+    with tarfile.open(path) as packed:
+        packed.extractall(folder, filter="data")
+    found = sorted(folder.rglob("recording.json"))
+    return found[0].parent if len(found) == 1 else found[0].parent.parent
+
+
+@pytest.mark.parametrize("format_", FILES)
+def test_what_is_proposed_works(format_: str, folder: Path, tmp_path: Path) -> None:
+    tried: set[Command] = set()
+    for path in FILES[format_]:
+        try_all(folder, unpacked(path, tmp_path / path.name), tried=tried)
+
+
+def test_what_is_proposed_for_a_job_works(folder: Path) -> None:
+    tried: set[Command] = set()
+    for job in JOBS:
+        assert "ranks" in try_all(folder, *job, tried=tried)
 
 
 @pytest.mark.parametrize("host", [False, True])
-def test_what_is_proposed_for_a_store_works(host: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_proposed_for_a_store_works(host: bool, folder: Path) -> None:
     """Without host ranges, nothing is proposed that needs them."""
-    stored(tmp_path / "store", FSDP, host=host)
-    verbs = try_all(tmp_path, monkeypatch, tmp_path / "store")
-    assert ("idle" in verbs) == host
+    assert ("idle" in try_all(folder, kept(FSDP, host=host))) == host
 
 
 @pytest.mark.parametrize("by", ["op", "label"])
-def test_the_table_that_is_shown_is_not_proposed(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    try_all(tmp_path, monkeypatch, TORCH / "torch_eager_rank0.json.gz", by=by)
+def test_the_table_that_is_shown_is_not_proposed(by: str) -> None:
+    first = thence.open(TORCH / "torch_eager_rank0.json.gz").first_screen(by)  # type: ignore[arg-type]
+    assert ("report", "--by", by) not in {(step.verb, *step.options) for step in first.next_steps}
 
 
 @pytest.mark.parametrize(

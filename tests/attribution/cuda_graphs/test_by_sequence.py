@@ -140,7 +140,7 @@ def test_a_damaged_replay_gets_no_false_label_and_keeps_the_others(
     damage: Callable[[Rows, int, random.Random], Rows],
 ) -> None:
     trace, launches = recorded()
-    for at in PLACES if damage is not layer_lost else PLACES[:1]:
+    for at in PLACES[[*DAMAGES].index(damage) % 2 :: 2] if damage is not layer_lost else PLACES[:1]:
         seed = random.Random(at).random()
         made, right = rebuilt(trace, [damage(rows, at, random.Random(seed)) for rows in launches])
         labelled = made.label(eager=eager())
@@ -194,8 +194,8 @@ HOW = (
 )  # fmt: skip
 
 
-ANYWHERE = ("trailing", "leading", "first and last", "layer lost")
-"""Damage of always the same calls, wherever the others are."""
+DAMAGED = ((compiled, 0, (0,)), (layers, 12, (0, 1)), (compiled, 29, (1,)))
+"""Programs, where they are damaged, and whether the capture (0) or its replay (1) is."""
 
 
 @cache
@@ -225,11 +225,11 @@ def test_a_damaged_capture_or_its_replay_gives_no_false_label(
     tmp_path: Path, undamaged: Path, amd: bool, how: str
 ) -> None:
     # AMD's launches name their kernels, so that the place of the damage decides little.
-    places = (0,) if how in ANYWHERE else (12,) if amd else (0, 12, 29)
-    for make, at in ((make, at) for make in (compiled, layers) for at in places):
+    for make, at, sides in DAMAGED[HOW.index(how) % 2 :: 2] if amd else DAMAGED:
         calls = make(6)
         damaged = changed(calls, how, at)
-        for side, (captured, replayed) in enumerate(((damaged, calls), (calls, damaged))):
+        for side in sides:
+            captured, replayed = ((damaged, calls), (calls, damaged))[side]
             folders = [undamaged if these is calls else tmp_path for these in (captured, replayed)]
             source = captured_trace(tuple(captured), amd, folders[0])
             trace = replayed_trace(tuple(replayed), amd, folders[1])
