@@ -54,6 +54,14 @@ def test_tables_that_are_as_they_must_be_stay_the_same() -> None:
     assert plausible(tables, "x") is tables
 
 
+def test_an_impossible_time_of_the_clock_s_zero_is_unknown() -> None:
+    tables = gpu()
+    tables = dataclasses.replace(tables, meta=dataclasses.replace(tables.meta, epoch_ns=9_227_837_584_286_749_201))
+    meta = plausible(tables, "x").meta
+    assert meta.epoch_ns is None
+    assert meta.warnings == ("x: states an impossible time at which its clock reads 0, so that time is unknown",)
+
+
 @pytest.mark.parametrize("column", ["rank", "device", "stream", "kind", "name", "start", "duration"])
 def test_a_row_without_what_every_row_has_is_refused(column: str) -> None:
     known = gpu().gpu[column].to_list()[0]

@@ -11,7 +11,9 @@ from polars.testing import assert_frame_equal
 
 import thence
 from helpers import DATA, FSDP, TORCH
+from stores import stored
 from thence.attribution.work.activity_work import activity_work
+from thence.errors import DamagedInput
 from thence.model.attributed import Attributed, concat_attributed
 from thence.model.hlo import HloModule
 from thence.store.facts import Facts, encode_facts
@@ -30,13 +32,15 @@ INPUTS = (
 
 
 def assert_same(left: object, right: object) -> None:
-    """Equal tables with equal types, and equal facts."""
+    """Equal tables with equal types, and equal facts; columns of places in any order."""
     for field in dataclasses.fields(left):  # type: ignore[arg-type]
         one, other = getattr(left, field.name), getattr(right, field.name)
         if field.name == "work" and isinstance(
             left, Attributed
         ):  # a store keeps it, and it is computed of other traces
             one, other = activity_work(left), activity_work(right)  # type: ignore[arg-type]
+        if field.name == "places":
+            other = other.select(one.columns)
         if isinstance(one, pl.DataFrame):
             assert one.schema == other.schema, field.name
             assert_frame_equal(one, other, categorical_as_str=True)
@@ -69,6 +73,27 @@ def test_a_kind_of_place_that_is_newer_than_a_store_is_not_recorded_there(tmp_pa
     assert places["phase"].null_count() == trace.whole.gpu.height
     assert places["phase_rule"].unique().to_list() == ["not_recorded"]
     assert_frame_equal(places["module", "op"], trace.whole.places["module", "op"], categorical_as_str=True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "refused"),
+    [
+        (pl.lit(1.5).alias("detail"), True),
+        (pl.lit(None, pl.String).alias("lane"), False),
+        (pl.lit(1).alias("other"), False),
+    ],
+)
+def test_columns_of_a_part_that_have_another_type_are_converted_or_refused(
+    tmp_path: Path, changed: pl.Expr, *, refused: bool
+) -> None:
+    stored(tmp_path / "store", [TORCH / f"torch_fsdp_rank{rank}.json.gz" for rank in (0, 1)])
+    path = next(tmp_path.glob("store/ranks/rank-00001-*/activities.parquet"))
+    pl.read_parquet(path).with_columns(changed).write_parquet(path)
+    if refused:
+        with pytest.raises(DamagedInput, match="cannot be read"):
+            thence.open(tmp_path / "store").report("label")
+    else:
+        assert thence.open(tmp_path / "store").report("label").rows.height
 
 
 def test_ranks_put_together_are_those_that_were_read_together() -> None:

@@ -19,7 +19,7 @@ from thence.errors import DamagedInput, InputError, MissingData, UsageError
 from thence.model.places import BY
 from thence.store import store as reading
 from thence.store.layout import MANIFEST, SUMMARIES
-from thence.store.summaries import LATENESS
+from thence.store.summaries import LATENESS, WINDOWS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -295,6 +295,20 @@ def test_steps_of_an_unknown_kind_are_told(job: Path, tmp_path: Path) -> None:
         pl.read_parquet(path).with_columns(step_kind=pl.lit("0")).write_parquet(path)
     with pytest.raises(DamagedInput, match=r"a kind that thence does not know \(0\)"):
         _ = thence.open(store).headline
+
+
+def test_times_that_are_none_are_refused(job: Path, tmp_path: Path) -> None:
+    store = tmp_path / "damaged.store"
+    shutil.copytree(job, store)
+    part = next(store.glob("ranks/*/activities.parquet")).parent
+    wrong = {"rank": [0], "thread": [1], "number": [0], "start": [0], "duration": ["long"], "recorded": [1]}
+    pl.DataFrame(wrong | {"counted": [True]}).write_parquet(part / "step_times.parquet")
+    with pytest.raises(DamagedInput, match="cannot be read"):
+        _ = thence.open(store).headline
+    for path in (store / SUMMARIES / WINDOWS).glob("*.parquet"):
+        pl.read_parquet(path).with_columns(epoch_ns=pl.lit(1 << 62)).write_parquet(path)
+    with pytest.raises(DamagedInput, match="states impossible times"):
+        _ = thence.open(store).meta
 
 
 def test_a_store_that_an_ingest_writes_while_it_is_read_is_refused(tmp_path: Path) -> None:

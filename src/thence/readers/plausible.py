@@ -49,6 +49,8 @@ names of kernels, those of CUTLASS, have some thousands."""
 def plausible(tables: _Tables, name: str) -> _Tables:
     """The tables, with impossible durations set to 0, a warning, and a loss for device activities among them.
 
+    A zero of the clock at an impossible time is unknown, with a warning.
+
     Args:
         name: the input as the user named it.
 
@@ -74,6 +76,11 @@ def plausible(tables: _Tables, name: str) -> _Tables:
             raise DamagedInput(name, f"has {several(late, what)} with an impossible time")
     if tables.counters.height:
         tables = dataclasses.replace(tables, counters=_with_possible_counts(tables.counters))
+    epoch = tables.meta.epoch_ns
+    if epoch is not None and abs(epoch) > LATEST_NS:
+        text = f"{name}: states an impossible time at which its clock reads 0, so that time is unknown"
+        meta = dataclasses.replace(tables.meta, epoch_ns=None, warnings=(*tables.meta.warnings, text))
+        tables = dataclasses.replace(tables, meta=meta)
     gpu, host = _with_affordable_names(gpu), _with_affordable_names(tables.host)
     if gpu is not tables.gpu or host is not tables.host:
         text = f"{name}: its longest names are shortened, because rows refer to them too often"

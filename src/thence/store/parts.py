@@ -65,6 +65,7 @@ _PLACE_TYPES = pl.Schema(
         **{name: dtype for kind in PLACES for name, dtype in ((kind, pl.Categorical()), (f"{kind}_rule", RULE))},
         "position": pl.Enum(POSITIONS),
         "separate": RULE,
+        **dict.fromkeys(("lane", "metadata", "detail"), pl.Categorical()),
     }
 )
 _MAX_FACTS = 1 << 30
@@ -196,10 +197,10 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
         shares = read_table(folder, "shares")
         work = read_table(folder, WORK_TABLE)  # of a store of an earlier version None
         trace = Attributed(
-            gpu=_typed(gpu, GPU.schema),
+            gpu=typed(gpu, GPU.schema),
             places=places,
             **tables,
-            shares=None if shares is None else _typed(shares, dict(SHARES)),
+            shares=None if shares is None else typed(shares, dict(SHARES)),
             hlo=_modules_of(folder),
             meta=facts.meta,
             own=facts.own,
@@ -217,7 +218,7 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
 
 def _table(folder: Path, name: str) -> pl.DataFrame:
     written = read_table(folder, name)
-    return _nothing(name) if written is None else _typed(written, _TABLES[name])
+    return _nothing(name) if written is None else typed(written, _TABLES[name])
 
 
 @cache
@@ -230,7 +231,7 @@ def _typed_places(places: pl.DataFrame) -> pl.DataFrame:
     """Places in their types; a kind of place that is newer than the store is not recorded."""
     newer = [kind for kind in PLACES if not {kind, f"{kind}_rule"} & set(places.columns)]
     values = {kind: pl.lit(None) for kind in newer} | {f"{kind}_rule": pl.lit(NOT_RECORDED) for kind in newer}
-    return places.with_columns(**values).cast(_PLACE_TYPES)
+    return places.with_columns(**values).select(pl.col(name).cast(dtype) for name, dtype in _PLACE_TYPES.items())
 
 
 def _possible_work(work: pl.DataFrame, rows: int) -> pl.DataFrame:
@@ -253,7 +254,12 @@ def with_numbers(frame: pl.LazyFrame, new: Mapping[int, int]) -> pl.LazyFrame:
     return frame.with_columns(pl.col("rank").replace(new))
 
 
-def _typed(frame: pl.DataFrame | None, schema: Mapping[str, Any]) -> pl.DataFrame:
+def typed(frame: pl.DataFrame | None, schema: Mapping[str, Any]) -> pl.DataFrame:
+    """A table that was written with the columns of a schema, in their types; columns that it lacks are null.
+
+    Raises:
+        polars.exceptions.PolarsError: a column has values that its type does not hold.
+    """
     if frame is None:
         return pl.DataFrame(schema=dict(schema))
     return frame.select(
@@ -267,7 +273,7 @@ def _modules_of(folder: Path) -> tuple[HloModule, ...]:
     if modules is None:
         return ()
     parts: dict[str, Any] = {
-        name: _typed(read_table(folder, name), {**schema, "module": pl.Int32()}) for name, schema in _HLO.items()
+        name: typed(read_table(folder, name), {**schema, "module": pl.Int32()}) for name, schema in _HLO.items()
     }
     return tuple(
         HloModule(**facts, **{name: f.filter(module=number).drop("module") for name, f in parts.items()})

@@ -16,7 +16,7 @@ from thence.analysis.ranks.summary import SUMMARY
 from thence.analysis.soundness.evidence import Evidence
 from thence.analysis.soundness.findings import Soundness
 from thence.analysis.soundness.recording_rules import copied_ranks, missing_ranks_note, windows_apart
-from thence.errors import InputError, UsageError
+from thence.errors import DamagedInput, InputError, UsageError
 from thence.memory_limits import free_bytes
 from thence.model.losses import Loss
 from thence.model.tables import GPU, Meta, Tables
@@ -27,7 +27,7 @@ from thence.store.layout import MANIFEST, RANKS, SUMMARIES, Manifest, read_manif
 from thence.store.parquet_check import check_parquet
 from thence.store.parts import ACTIVITIES, GPU_COLUMNS, read_summary, rows_of, summary_folders, with_numbers
 from thence.store.summaries import FACTS_TABLE, LATENESS, REPORT, TABLES, WINDOWS
-from thence.units import format_bytes, several
+from thence.units import LATEST_NS, format_bytes, several
 
 if TYPE_CHECKING:
     import os
@@ -208,6 +208,9 @@ class Store:
         table = self.summary(WINDOWS)
         if table is None:
             return TABLES[WINDOWS].empty()
+        moments = table.select("start", "end", "epoch_ns").unpivot()["value"]
+        if not moments.is_between(-LATEST_NS, LATEST_NS).all():
+            raise DamagedInput(str(self.root), "states impossible times; run the same thence ingest again")
         return table
 
     def summary(self, name: str) -> pl.DataFrame | None:

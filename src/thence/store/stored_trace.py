@@ -15,7 +15,8 @@ from thence.errors import DamagedInput, MissingData
 from thence.model.answer import ResultOrReason, result_or_reason
 from thence.model.attributed import concat_attributed
 from thence.model.selection import Selection
-from thence.model.tables import NO_STEPS, STEP_KINDS
+from thence.model.tables import NO_STEPS, STEP_KINDS, STEP_TIMES
+from thence.store.parts import typed
 from thence.store.summaries import SUMMARISED_BY
 from thence.trace import Trace
 from thence.units import several
@@ -192,7 +193,7 @@ class StoredTrace(Trace):
         with self.store.reading():
             frames = self.store.lateness()
             tables = {name: frames[name].collect() for name in ("devices", "steps", "idle")}
-        times = self.sql("select * from step_times")
+            times = STEP_TIMES.complete(typed(self._scan(STEP_TIMES.name).collect(), STEP_TIMES.schema))
         devices = tables["devices"]
         if devices.is_empty():
             raise MissingData(f"{self.store.root}: holds no device activity")

@@ -101,6 +101,7 @@ def test_xla_programs_tell_the_ranks_by_the_devices_that_they_run_on() -> None:
         ((0, 1, 2, 3), 4, ["[0, 1, 2, 3]"], ""),
         ((0, 1), None, [], ""),
         ((0,), None, ["[0, 999999999]"], ""),
+        ((0,), 2_000_000_000, [], ""),
     ],
 )
 def test_missing_ranks_are_stated_as_ranges(

@@ -115,12 +115,19 @@ def test_impossible_counts_are_unknown(tmp_path: Path) -> None:
     trace.roofline("kernel")
 
 
-def test_a_device_that_is_none_has_no_counters_and_no_stalls(tmp_path: Path) -> None:
+def test_a_device_that_is_none_has_no_counters_no_stalls_and_no_memory(tmp_path: Path) -> None:
     stall = {"device": 1, "kernel": 1, "file": 1, "line": 1, "reason": 1, "samples": 4}
+    allocation = {"operation": 1, "memory": 3, "correlation": 1, "address": 64, "bytes": 64, "time": BEGAN,
+                  "device": 1, "source": 0}  # fmt: skip
     tables = {"names": [NAMES], "kernels": [[kernel(device=1)]], "counters": [[{**SAMPLES[0], "device": 1 << 40}]],
-              "stalls": [[{**stall, "device": 1 << 40}, stall]]}  # fmt: skip
-    found = thence.open(written(tmp_path / "a", tables, devices=DEVICES)).tables
+              "stalls": [[{**stall, "device": 1 << 40}, stall]],
+              "steps": [[{"number": 0, "start": BEGAN, "duration": 5, "recorded": 1, "counted": 1}]],
+              "allocations": [[allocation, {**allocation, "device": 1 << 40}]]}  # fmt: skip
+    damaged = {"since_ns": "stream 7", "trouble": None}
+    found = thence.open(written(tmp_path / "a", tables, devices=DEVICES, plain_steps=damaged)).tables
     assert not found.counters.height
+    assert found.memory.select("device", "bytes").rows() == [(1, 64)]
+    assert found.step_times["counted"].to_list() == [True]
     assert found.stalls.select("device", "samples").rows() == [(1, 4)]
 
 

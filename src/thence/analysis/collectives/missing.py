@@ -71,7 +71,8 @@ def job_ranks(shown: Iterable[int], size: int | None, members: Iterable[str | No
         size: number of ranks of the job; None if unknown.
         members: the ranks of each process group, as the producers wrote them.
     """
-    present, listed, end = set(shown), set[int](), size or 0
+    present, listed = set(shown), set[int]()
+    end = 0 if size is None or size > _MAX_RANKS else size  # a store may state any
     for text in set(filter(None, members)):
         numbers, whole = listed_ranks(text)
         if whole:

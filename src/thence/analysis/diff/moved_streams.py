@@ -379,10 +379,12 @@ def _times(
         length = sample.rows.filter(pl.col("by") == STEP).sort("step")["ns"].to_numpy()
         within = np.where(work[key], of_row, np.int64(NO_ROW))
         having = [_sets_with(run, within == n)[ours] for n in np.unique(within[within != NO_ROW])]
-        each = [np.bincount(step[mask], ns[mask], len(length)) for mask in having]
-        streams = np.sum(each, axis=0) if each else np.zeros(len(length))
         some = np.any(having, axis=0) if having else np.zeros(len(ours), np.bool_)
-        any_of, other = (np.bincount(step[mask], ns[mask], len(length)).astype(np.float64) for mask in (some, ~some))
+        # of no rows, bincount returns integers
+        any_of, other, *each = (
+            np.bincount(step[mask], ns[mask], len(length)).astype(np.float64) for mask in (some, ~some, *having)
+        )
+        streams = np.sum(each, axis=0) if each else np.zeros(len(length))
         sums = (streams, streams - any_of, any_of, other, length - any_of - other)
         frames = [
             pl.DataFrame({"step": np.arange(len(length), dtype=np.int32), "ns": values})

@@ -277,13 +277,16 @@ class Folder:
         self.losses.append(Loss(code, str(self.path), count, f"{self.path.name}: {text}"))
 
     def table(self, name: str) -> pl.DataFrame:
-        """All rows of a table that can be read, in the order of recording."""
+        """All rows of a table that can be read, in the order of recording; a number that no device has is null."""
         schema = SCHEMAS[name]
         parts = self._parts.get(name, {})
         frames = {number: self._part(parts[number], name) for number in sorted(parts)}
         intact = [frame for frame in frames.values() if frame is not None]
         table = pl.concat(intact) if intact else pl.DataFrame(schema=schema)
         self._check(name, [number for number, frame in frames.items() if frame is None], table.height)
+        if "device" in schema:
+            possible = pl.col("device").cast(pl.Int32(), strict=False)  # other tables have this type
+            table = table.with_columns(possible.cast(schema["device"]))
         return table
 
     def _check(self, name: str, damaged: list[int], rows: int) -> None:

@@ -110,7 +110,9 @@ def _cuda_allocations(folder: Folder, names: pl.DataFrame, zero_ns: Ns, rank: in
         rank: of the process.
     """
     asked = (pl.col("operation") == _ALLOCATES) & pl.col("memory").is_in(_OF_DEVICES) & (pl.col("bytes") > 0)
-    changes = folder.table("allocations").drop_nulls("address").filter(asked | (pl.col("operation") == _RETURNS))
+    changes = (
+        folder.table("allocations").drop_nulls(["address", "device"]).filter(asked | (pl.col("operation") == _RETURNS))
+    )
     if changes.is_empty():
         return MEMORY.empty(), MEMORY_TOTALS.empty()
     changes = _with_callers(_paired(changes.sort("time", maintain_order=True)), folder.table("calls"), names)

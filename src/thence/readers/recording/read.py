@@ -14,7 +14,7 @@ from thence.errors import DamagedInput, InputError
 from thence.model.concat_tables import concat
 from thence.model.counter_names import COUNTERS_TABLE
 from thence.model.formats import ACTIVITIES, LABELS_FILE, MEASURED_PEAKS_FILE
-from thence.model.json_fields import NotAsWritten, decoded
+from thence.model.json_fields import Count, NotAsWritten, decoded, field
 from thence.model.losses import says_lost
 from thence.model.names import UNNAMED
 from thence.model.stall_reasons import STALLS_TABLE
@@ -41,8 +41,6 @@ _UNENDED = "without an end, because the recording ended first"
 _MAX_LINE = (1 << 31) - 1
 _MAX_SAMPLES = 1 << 40
 """Of one row; sums of all rows that a part may hold fit int64."""
-_DEVICE = pl.col("device").cast(pl.Int32(), strict=False)
-"""Null where it is none."""
 _MAX_REQUESTS = 10
 """Windows that were asked for, and are named."""
 _UNTIMED = (
@@ -202,7 +200,7 @@ def _tables(folder: Folder) -> Tables:
 
 def _step_times(folder: Folder, zero_ns: int, rank: int) -> pl.DataFrame:
     steps = folder.table("steps").sort("start").drop_nulls()
-    since = int(folder.description.plain_steps.get("since_ns") or 0)
+    since = field(folder.description.plain_steps, "since_ns", Count) or 0
     times = steps.with_columns(
         pl.col("start") - zero_ns,
         pl.col("duration").clip(0),
@@ -214,14 +212,14 @@ def _step_times(folder: Folder, zero_ns: int, rank: int) -> pl.DataFrame:
 
 
 def _counters(folder: Folder, zero_ns: int, rank: int) -> pl.DataFrame:
-    samples = folder.table(COUNTERS_TABLE).with_columns(_DEVICE).drop_nulls(["device", "start", "end"])
+    samples = folder.table(COUNTERS_TABLE).drop_nulls(["device", "start", "end"])
     samples = samples.sort("device", "start")
     times = samples.with_columns(pl.col("start", "end") - zero_ns, pl.selectors.float().fill_nan(None))
     return COUNTERS.frame(times.with_columns(rank=pl.lit(rank)).to_dict())
 
 
 def _stalls(folder: Folder, names: pl.DataFrame, rank: int) -> pl.DataFrame:
-    rows = folder.table(STALLS_TABLE).filter(pl.col("samples") > 0).with_columns(_DEVICE).drop_nulls("device")
+    rows = folder.table(STALLS_TABLE).filter(pl.col("samples") > 0).drop_nulls("device")
     for column in ("kernel", "file", "reason"):
         texts = names.select(pl.col("number").alias(column), pl.col("text").alias(f"{column}_text"))
         rows = rows.join(texts, on=column, how="left", maintain_order="left")
