@@ -367,7 +367,7 @@ class Lasting:
 
 def last(out: Path) -> None:
     """See above."""
-    kinds, log = Kinds(), Log()
+    kinds = Kinds()
     torch = kinds.torch
     order = [0, *range(len(SIDES), len(SIDES) + len(FLOATS))] * 80  # below the power limit, so that the clock is steady
     graph = captured(torch, lambda: [kinds.run[kind]() for kind in order])
@@ -376,24 +376,35 @@ def last(out: Path) -> None:
         graph.replay()
         torch.cuda.synchronize()
 
+    _sampled(out / "last_graph", lambda: replay, 75)
+    _sampled(out / "last_decode", lambda: program("decode"), 45, pairs=False)
+
+
+def last_jax(out: Path) -> None:
+    """See above."""
+    _sampled(out / "last_jax", jax_training, 45)
+
+
+def _sampled(folder: Path, prepare: Callable[[], Callable[[], None]], seconds: float, *, pairs: bool = True) -> None:
+    """Samples all the time beside a program, and prints what that costs: in pairs of blocks, or beside decoding."""
     counters = thence.Counters(interval_us=1000.0, last_seconds=5.0)
-    for name, step, seconds in (("graph", replay, 75), ("decode", program("decode"), 45)):
-        log.clear()
-        with thence.record(out / f"last_{name}", thence.RecordOptions(counters=counters, baseline=False)) as recording:
-            lasting = Lasting(recording)
-            for_seconds(1.0, step)
-            if name == "graph":
-                blocks = _pairs(lasting, step, counters.part_seconds, seconds)
-                (out / f"last_{name}.json").write_text(json.dumps(blocks))
-                _print_pairs(name, blocks)
-            else:
-                lasting.turn(step, on=True)
-                log.clear()
-                steps = _for(step, seconds)
-                (out / f"last_{name}.json").write_text(json.dumps({"steps": steps, "takes": log.takes}))
-                _print_beside(name, steps, log.takes, counters.part_seconds)
-            lasting.turn(step, on=False)
-        print(f"  {lasting.samples} samples kept, trouble {counters_of(out / f'last_{name}')['trouble']}", flush=True)
+    log, written = Log(), folder.with_suffix(".json")
+    with thence.record(folder, thence.RecordOptions(counters=counters, baseline=False)) as recording:
+        step = prepare()
+        lasting = Lasting(recording)
+        _for(step, 1.0)
+        if pairs:
+            blocks = _pairs(lasting, step, counters.part_seconds, seconds)
+            written.write_text(json.dumps(blocks))
+            _print_pairs(folder.name, blocks)
+        else:
+            lasting.turn(step, on=True)
+            log.clear()
+            steps = _for(step, seconds)
+            written.write_text(json.dumps({"steps": steps, "takes": log.takes}))
+            _print_beside(folder.name, steps, log.takes, counters.part_seconds)
+        lasting.turn(step, on=False)
+    print(f"  {lasting.samples} samples kept, trouble {counters_of(folder)['trouble']}", flush=True)
 
 
 def _for(step: Callable[[], None], seconds: float) -> list[tuple[int, int]]:
@@ -621,33 +632,38 @@ def generate(out: Path) -> None:
             recording.step()
 
 
+def jax_training() -> Callable[[], None]:
+    """A training step of JAX with known products, in command buffers, which waits for its end."""
+    import jax
+    import jax.numpy as jnp
+
+    keys = jax.random.split(jax.random.key(0), 4)
+    shapes = ((1024, 4096), (4096, 1024), (1024, 4096), (4096, 1024))
+    rows = jax.random.normal(keys[0], (8192, 1024), jnp.bfloat16)
+    state = {"weights": [jax.random.normal(k, s, jnp.bfloat16) * 0.02 for k, s in zip(keys, shapes, strict=True)]}
+
+    def loss(weights: Any, rows: Any) -> Any:
+        x = rows
+        for weight in weights:
+            x = jax.nn.gelu(x @ weight)
+        return (x.astype(jnp.float32) ** 2).mean()
+
+    @jax.jit
+    def train_step(weights: Any, rows: Any) -> Any:
+        value, gradient = jax.value_and_grad(loss)(weights, rows)
+        return jax.tree.map(lambda w, g: w - 0.01 * g.astype(w.dtype), weights, gradient), value
+
+    def step() -> None:
+        state["weights"], value = train_step(state["weights"], rows)
+        jax.block_until_ready(value)
+
+    return step
+
+
 def jax_step(out: Path) -> None:
-    """A training step of JAX with known products, in command buffers."""
+    """A training step of JAX, of which compilation takes the first ones."""
     with thence.record(out / "jax", options(WINDOW, 0.3)):
-        import jax
-        import jax.numpy as jnp
-
-        keys = jax.random.split(jax.random.key(0), 4)
-        shapes = ((1024, 4096), (4096, 1024), (1024, 4096), (4096, 1024))
-        weights = [jax.random.normal(k, s, jnp.bfloat16) * 0.02 for k, s in zip(keys, shapes, strict=True)]
-        rows = jax.random.normal(keys[0], (8192, 1024), jnp.bfloat16)
-
-        def loss(weights: Any, rows: Any) -> Any:
-            x = rows
-            for weight in weights:
-                x = jax.nn.gelu(x @ weight)
-            return (x.astype(jnp.float32) ** 2).mean()
-
-        @jax.jit
-        def train_step(weights: Any, rows: Any) -> Any:
-            value, gradient = jax.value_and_grad(loss)(weights, rows)
-            return jax.tree.map(lambda w, g: w - 0.01 * g.astype(w.dtype), weights, gradient), value
-
-        began = time.perf_counter()
-        while time.perf_counter() - began < 5:  # of which compilation takes the first ones
-            weights, value = train_step(weights, rows)
-            jax.block_until_ready(value)
-        print("loss", value)
+        _for(jax_training(), 5.0)
 
 
 def jax_loops(out: Path) -> None:
@@ -705,7 +721,7 @@ def programs(out: Path) -> None:
 
 
 PARTS: dict[str, Callable[[Path], None]] = {
-    part.__name__: part for part in (sizes, truth, cost, last, decoding, starts, ends, beside, programs)
+    part.__name__: part for part in (sizes, truth, cost, last, last_jax, decoding, starts, ends, beside, programs)
 }
 PROGRAMS: dict[str, Callable[[Path], None]] = {
     "train": train,

@@ -326,7 +326,7 @@ def straggler(job: Job, fault: dict[str, Any], verdicts: Verdicts) -> None:
     verdicts.say("cause", f"{cause}; planted {fault['causes']}", ok=cause in fault["causes"])
     causes(rows)
     if fault["places"]:
-        lines = rows.filter(pl.col("by") == "line")["name"].to_list()
+        lines = rows.filter(pl.col("by") == "source")["name"].to_list()
         found = [line for line in lines if line and inside(line, fault["places"])]
         verdicts.say("line", f"{lines}; planted {fault['places']}", ok=bool(found))
     if fault["module"]:

@@ -94,7 +94,10 @@ def _joint(kernels: list[Kernel], result: Waits) -> None:
                 whole = len(instance) == last.about["Group size"]
                 waits = [(last.start - kernel.start, last.rank) for kernel in instance]
                 since = last.start - _median(instance)
-                result.add(waits, last.end - last.start if whole else None, since)
+                if whole:
+                    result.add(waits, last.end - last.start, since)
+                else:  # a rank that is not there may have been the last one
+                    result.waits.append(max(wait for wait, _ in waits))
 
 
 def _broadcasts(kernels: list[Kernel], result: Waits) -> None:

@@ -218,12 +218,17 @@ def _check_gates(bounds: Sequence[Bound], sides: tuple[Sequence[str], Sequence[s
 
 def _sample(inputs: Inputs, run: str, given: _Options) -> Sample:
     """Reads one run and sums it up; its activities are released then."""
+    from thence.parallel import give_back_memory
+
     trace = dataclasses.replace(inputs, paths=(run,)).open()
     if trace.tables.gpu.is_empty():
         from thence.analysis.no_device_work import no_device_work
 
         raise no_device_work(trace.tables)
-    return trace.sample(outliers=given.outliers, causes=given.causes)
+    sample = trace.sample(outliers=given.outliers, causes=given.causes)
+    del trace
+    give_back_memory()  # the next run is read then
+    return sample
 
 
 def _refuse(diff: Diff, result: Result) -> int:
