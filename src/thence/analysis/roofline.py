@@ -302,7 +302,6 @@ def roofline(trace: Attributed, by: str, given: Peaks | None = None) -> Roofline
     """FLOP, bytes and headroom of each place.
 
     Args:
-        trace: attributed.
         by: one of `thence.model.places.BY`.
         given: peaks for all devices, instead of the known ones.
 

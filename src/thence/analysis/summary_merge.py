@@ -195,7 +195,6 @@ def merged_summary(frames: Mapping[str, pl.DataFrame], by: str, meta: Meta, sele
     Args:
         frames: tables of one or several ranks, concatenated or `folded`; not empty.
         by: one of `MERGED_BY`, for which the tables hold rows.
-        meta: facts of all ranks.
         selection: which part of the ranks' traces was selected.
     """
     of_kind = {name: frame.filter(by=by) if "by" in frame.columns else frame for name, frame in frames.items()}

@@ -53,12 +53,7 @@ TABLES = {
 
 
 def summaries_of(trace: Attributed, soundness: Soundness) -> Frames:
-    """All summaries of one part, each with a column ``rank``.
-
-    Args:
-        trace: the whole trace of one input.
-        soundness: of the trace.
-    """
+    """All summaries of one part, each with a column ``rank``."""
     facts = encode_facts(Facts(trace.meta, soundness, trace.own, trace.installed))
     lowest = min(trace.ranks, default=0)
     frames = {

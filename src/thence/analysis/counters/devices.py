@@ -147,7 +147,6 @@ def kinds(trace: Attributed, rows: Int64) -> Int64:
     """The kind of each of these activities, from 0 (see the module's docstring).
 
     Args:
-        trace: attributed.
         rows: of its ``gpu``.
     """
     sizes = (pl.col(name).cast(pl.List(pl.String)).list.join("x") for name in ("grid", "block"))

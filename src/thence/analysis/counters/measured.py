@@ -154,8 +154,6 @@ def _add_tensor_flop(
 
     Args:
         summed: to add to.
-        sampled: the counters of a device.
-        pieces: of the places.
         asked: what `_asked` returns of each claim.
         position: of the activity of each claim among those of the device.
         in_cycle: FLOP in a cycle.

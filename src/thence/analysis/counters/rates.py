@@ -25,7 +25,6 @@ def rates(sampled: Sampled, device: Device | None) -> Iterator[tuple[str, Float6
     Where only shares were sampled: ``sm_active_share``, ``tensor_share`` and ``memory_share`` by time.
 
     Args:
-        sampled: the samples.
         device: as `thence.analysis.counters.devices.device_of` returns it.
     """
     amounts, ns = sampled.amounts, (sampled.end - sampled.start).astype(np.float64)

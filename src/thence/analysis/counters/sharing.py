@@ -320,7 +320,6 @@ def of_places(shares: Shares, pieces: Pieces, edge_ns: float = COUNTER_EDGE_NS) 
 
     Args:
         shares: of the counter.
-        pieces: of the places.
         edge_ns: by how much the times of samples and of activities may differ.
     """
     amount = _placed(shares.of_pairs, pieces)

@@ -34,11 +34,7 @@ UNITS: Mapping[str, str] = MappingProxyType({_title(counter): _unit(counter) for
 
 
 def counter_tracks(trace: Attributed) -> pl.DataFrame:
-    """The rates, in the columns of `thence.model.timeline.Timeline.counters`; 0 where nothing was sampled.
-
-    Args:
-        trace: attributed.
-    """
+    """The rates, in the columns of `thence.model.timeline.Timeline.counters`; 0 where nothing was sampled."""
     tracks = []
     for counter in COUNTERS:
         rows = trace.counters.filter(pl.col(counter.name).is_not_null()).sort("rank", "device", "start")

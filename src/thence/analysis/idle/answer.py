@@ -262,7 +262,6 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
     """Idle time of all devices by cause, and each cause by place.
 
     Args:
-        trace: attributed.
         by: one of `IDLE_BY`.
         late: as `waited_in_collectives` returns it; None if it was not computed.
 
@@ -367,7 +366,6 @@ def _after_waits(trace: Attributed, after: pl.DataFrame, total: Ns, places: Host
     """Idle time after calls that emptied the queue, by name of the call and by place.
 
     Args:
-        trace: attributed.
         after: wait (row in host) and total_ns, the idle time after it.
         total: all idle time, in ns.
         places: places of these host rows.

@@ -217,7 +217,6 @@ def _named_cause(category: str, name: str, state: str | None, waits: set[str], f
 
     Args:
         category: of the row.
-        name: of the row.
         state: of a sample, None elsewhere.
         waits: names of calls that wait.
         frames: the cause of Python frames.

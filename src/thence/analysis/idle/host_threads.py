@@ -335,7 +335,6 @@ def program_spans(trace: Attributed, first: Int64, end: Int64) -> dict[int, tupl
     Only main threads of Python programs have such a time, see the module's docstring.
 
     Args:
-        trace: attributed.
         first: the first row of each thread in host.
         end: end of each row of host, ns.
     """

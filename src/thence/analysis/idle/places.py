@@ -111,7 +111,6 @@ class HostPlaces:
         """The places of some host rows.
 
         Args:
-            trace: attributed.
             contexts: contexts of all host rows of the trace.
             asked: the rows of host to look up, null for none.
             kinds: kinds of places.
@@ -163,7 +162,6 @@ def piece_names(trace: Attributed, pieces: pl.DataFrame, by: str, places: HostPl
     """The name of each piece of idle time.
 
     Args:
-        trace: attributed.
         pieces: as `thence.analysis.idle.causes.idle_causes` returns them.
         by: one of `thence.model.places.IDLE_BY`. By place, the name is of the first kind in `_PREFERRED` that the
             host row has, else the name of the row itself (by step or call); without a name, it is the reason, else
@@ -244,7 +242,6 @@ def names_of_contexts(
     """The names of pieces of idle time by several kinds that depend only on the host row, once for each context.
 
     Args:
-        trace: attributed.
         pieces: as `thence.analysis.idle.causes.idle_causes` returns them.
         kinds: kinds of `thence.model.places.IDLE_BY` among source, module, label, op, call.
 

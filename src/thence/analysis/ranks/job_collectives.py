@@ -274,7 +274,6 @@ def job_collectives(
     First calls, in which a communicator is made, are left out, and a note states their number.
 
     Args:
-        summaries: the tables of the summaries.
         nodes: number of the node of each rank, as `thence.analysis.ranks.nodes.nodes_of` returns it.
     """
     groups, numbers = _groups(summaries["groups"].lazy())

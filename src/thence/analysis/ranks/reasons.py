@@ -87,7 +87,6 @@ def reasons_of(
     """Why devices were late in some steps.
 
     Args:
-        summaries: summaries of all ranks.
         waits: of the job.
         steps: as `thence.analysis.ranks.lateness.step_keys` returns them.
         explained: rank and device of each late device, and the keys of the steps to explain.
@@ -264,7 +263,6 @@ class _Pairs:
         """The sums of each pair.
 
         Args:
-            summaries: summaries of all ranks.
             steps: rank, device, step and key.
             asked: pair and key: the steps to compare.
             devices: of each pair the late device and the other one.

@@ -235,7 +235,6 @@ def host_work(trace: Attributed, steps: pl.DataFrame) -> pl.Series:
     """The length of each step on its host, less calls that waited for the device and launches that waited for room.
 
     Args:
-        trace: the attributed trace.
         steps: rank, host_start and host_ns, as `thence.analysis.steps.windows` returns them.
 
     Returns:
@@ -319,8 +318,6 @@ def collective_tables(
     """The tables collectives, parts and groups of a summary.
 
     Args:
-        trace: the attributed trace.
-        coverage: coverage of its devices.
         work: its activities, in the order of ``trace.gpu``, with start, end, rank, device and communicates.
         step: step of each activity, -1 for none.
     """

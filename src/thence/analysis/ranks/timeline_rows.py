@@ -72,7 +72,6 @@ def job_rows(
     """The rows of a job.
 
     Args:
-        job: the job.
         in_full: ranks whose traces the same timeline shows in full.
         late: texts about stragglers, by rank and device.
         origin_ns: time on the clock of the summaries that is 0 on the timeline.

@@ -475,7 +475,6 @@ def _partial_finding(evidence: Evidence, rank: int, part: pl.DataFrame, graph: s
     """The finding about launches of one graph.
 
     Args:
-        evidence: the trace.
         rank: of the launches.
         part: launches that differ, with the columns ran, fullest, launches, start, end, device.
         graph: what the launches are of.
@@ -548,7 +547,6 @@ def _judge_launches(
     """Compares the launches of graphs of one rank.
 
     Args:
-        evidence: the trace.
         judgement: to which the result is added.
         rank: of the launches.
         launches: launch, shape, ran, start, end and device, in order of time.

@@ -343,7 +343,6 @@ def _slow_starts(evidence: Evidence, judgement: Judgement, gaps: AllGaps, disagr
     """Adds findings about ranks in which even the quickest start on an idle device was late: its clock is.
 
     Args:
-        evidence: the trace.
         judgement: to which findings are added.
         gaps: of all devices.
         disagreeing: ranks whose clocks are already known to disagree.
@@ -516,7 +515,6 @@ def _started_late(evidence: Evidence, judgement: Judgement, gaps: AllGaps, disag
     If they are more than 5 % of a device's span, its idle time is an upper bound.
 
     Args:
-        evidence: the trace.
         judgement: to which the result is added.
         gaps: of all devices.
         disagreeing: ranks in which the clocks of host and device disagree, so that starts only seem late.
@@ -551,7 +549,6 @@ def _late(evidence: Evidence, gaps: AllGaps, held: Int64) -> _Late:
     """The pieces of unexplained idle time of the devices that have much of it.
 
     Args:
-        evidence: the trace.
         gaps: of all devices.
         held: as `held_until` returns it, or `NEVER` for all activities.
     """
@@ -616,9 +613,7 @@ def _late_finding(evidence: Evidence, late: _Late, number: int, pieces: Int64) -
     """The finding about a device.
 
     Args:
-        evidence: the trace.
         late: all pieces.
-        number: of the device.
         pieces: numbers of the device's pieces.
     """
     gaps = late.gaps

@@ -35,7 +35,6 @@ def served_attention(name: str, arguments: Sequence[Argument], step: str | None)
 
     Args:
         name: of the operator, one of `SERVED_ATTENTION`.
-        arguments: of the call.
         step: name of the step in which it was launched.
     """
     said = server_step(step) if step is not None else None

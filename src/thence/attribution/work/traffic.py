@@ -488,7 +488,6 @@ def traffic_of(name: str, arguments: Arguments, element_bytes: int | None) -> in
 
     Args:
         name: of the operator, or of a Triton kernel by Inductor, whose launch is recorded as an operator.
-        arguments: of the call.
         element_bytes: bytes of an element that the kernel computes with, for lists of tensors; None if unknown.
     """
     if name in TRAFFIC:

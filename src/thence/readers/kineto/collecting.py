@@ -25,7 +25,6 @@ def collected(pieces: Iterable[Arrays], tick: Callable[[], None], expected: floa
 
     Args:
         pieces: columns of each piece, from `thence.readers.kineto.decoding.decoded`.
-        tick: called after each piece.
         expected: estimated number of pieces, 0 if unknown.
     """
     names: dict[str, int] = {}
@@ -92,7 +91,6 @@ class _GrowingArray:
         """Adds rows of the same dtype and row shape as before.
 
         Args:
-            values: the rows.
             share: estimated final number of rows, as a multiple of the rows so far (including ``values``).
         """
         needed = self._used + len(values)

@@ -316,7 +316,6 @@ def _escaped(
     """A mask of the quotes that are escaped: an odd number of backslashes precedes them.
 
     Args:
-        text: one block.
         quotes: indices of the quotes in the block.
         before: number of backslashes that end the text before the block.
 

@@ -121,7 +121,6 @@ def _launch_facts(host: Rows, codes: Mapping[Any, int]) -> Columns:
     """Columns ``kernel``, ``metadata`` and ``inputs`` (JSON objects) of host events: numbers of texts, -1 for none.
 
     Args:
-        host: the host events.
         codes: maps each text to its number.
     """
     columns = {name: np.full(len(host), -1, np.int32) for name in ("kernel", "metadata", "inputs")}
@@ -167,7 +166,6 @@ def _coded(number: Array, values: Iterable[Any], code: Callable[[Any], int]) -> 
 
     Args:
         number: of each row's value, in the order of their first appearance.
-        values: the values.
         code: gives the code of a value.
     """
     codes: Array = np.fromiter(map(code, values), np.int32)
@@ -316,7 +314,6 @@ def _columns(rows: Rows, damaged: int, *, annotated: bool) -> Columns:
     """The columns of the events of a piece.
 
     Args:
-        rows: the events.
         damaged: number of events that could not be decoded.
         annotated: as in `decode`.
     """
@@ -387,7 +384,6 @@ class _Complete:
         """The complete ones of some events of a piece.
 
         Args:
-            piece: all events.
             chosen: indices of the events.
             numbers: category number of every event of the piece.
         """

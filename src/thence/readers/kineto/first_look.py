@@ -24,7 +24,6 @@ def rank_and_begin(name: str, expansion: Expansion) -> tuple[int, Ns] | None:
     """The rank that a file states, in its content or by its name, and the Unix time in ns of its first event.
 
     Args:
-        name: of a file.
         expansion: how much larger than its stored size its content may be.
 
     Returns:

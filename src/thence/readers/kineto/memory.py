@@ -30,7 +30,6 @@ def memory_tables(events: dict[str, Any], lanes: Lanes) -> tuple[dict[str, Any],
 
     Args:
         events: columns ``memory.*`` of `thence.readers.kineto.events.decode`.
-        lanes: of the file.
     """
     if not len(events["kind"]):
         return {}, []

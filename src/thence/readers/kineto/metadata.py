@@ -91,7 +91,6 @@ def described_devices(
     """The devices in use, with their properties from ``deviceProperties``.
 
     Args:
-        metadata: of the file.
         used: (rank, device) pairs that have activities.
         node: the machine, as `node_of` returns it.
     """

@@ -87,7 +87,6 @@ def gpu_ranks(
     """The rank of each device activity.
 
     Args:
-        lanes: of the file.
         gpu: lane, device and correlation of the activities.
         launches: lane and correlation of the API calls.
         fallback: rank of all activities if ``launches`` is empty, as it is for a file of one process.

@@ -93,7 +93,6 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
     """The tables of one Kineto file.
 
     Args:
-        source: the opened file.
         progress: called with the number of stored bytes consumed so far.
 
     Raises:
