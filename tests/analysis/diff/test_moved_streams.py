@@ -60,6 +60,11 @@ def test_overlap_contention_and_idle_time_are_those_that_were_planted(tmp_path: 
     assert found.text in diff.explanation
 
 
+def test_moved_work_without_time_has_times_of_0(tmp_path: Path) -> None:
+    diff = diff_of(tmp_path, BEFORE, (("a", 7, 0, 40), ("side", 9, 40, 40), ("b", 7, 40, 80)), (100, 80))
+    assert changes(diff) == pytest.approx({"streams": -20_000, "overlapped": 0, "any": -20_000, "other": 0, "idle": 0})
+
+
 def test_streams_with_other_numbers_are_no_move(tmp_path: Path) -> None:
     work = (("a", 7, 0, 46), ("side", 9, 10, 34), ("b", 7, 47, 87))
     other = tuple((name, {7: 9, 9: 31}[stream], *times) for name, stream, *times in work)
