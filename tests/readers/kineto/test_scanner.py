@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import random
+import sys
 from collections import deque
 from decimal import Decimal
 from itertools import islice, repeat
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import RECORDINGS, assert_same_tables, examples, kernel, recording, unzipped
+from helpers import RECORDINGS, TORCH, assert_same_tables, examples, kernel, output, recording, unzipped
 from readers.kineto.test_fuzz import CHANGES
 from thence.readers import registry
 from thence.readers.compiled import SCANNER
@@ -390,3 +392,19 @@ def test_processes_read_a_file_whose_first_piece_is_odd(monkeypatch: pytest.Monk
     found = list(decoding.decoded(map(piece, [odd, EVENT, EVENT]), "no file", 1 << 30, 2))
     assert [columns["gpu.stream"].tolist() for columns in found] == [[7]] * 3
     assert started == [2]
+
+
+def test_a_scanner_of_an_earlier_source_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier = ModuleType(SCANNER.module)
+    earlier.__file__ = "_scanner.abi3.so"
+    vars(earlier).update(Scanner=None, parents=None)
+    monkeypatch.setitem(sys.modules, SCANNER.module, earlier)
+    told = output(capsys, "report", TORCH / "torch_eager_rank0.json.gz", code=2)[1]
+    assert told.startswith(
+        "thence: _scanner.abi3.so: was compiled from another version of thence; install thence again"
+    )
+    assert len(told.splitlines()) == 1
+    monkeypatch.setenv(SCANNER.variable, "python")
+    assert SCANNER.load() is None
