@@ -1,4 +1,4 @@
-"""Captures a step of a program as a CUDA graph."""
+"""Steps that several benchmarks run: one captured as a CUDA graph, and one of JAX."""
 
 from __future__ import annotations
 
@@ -25,3 +25,37 @@ def captured(torch: Any, step: Callable[[], object]) -> Any:
     with torch.cuda.graph(graph):
         step()
     return graph
+
+
+def jax_training(rows: int, steps: int = 1) -> Callable[[], None]:
+    """Training steps of JAX with known products, in command buffers; it waits for the end of the last one.
+
+    Args:
+        rows: of the input, which has 1024 columns.
+        steps: that one call makes.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    keys = jax.random.split(jax.random.key(0), 4)
+    shapes = ((1024, 4096), (4096, 1024), (1024, 4096), (4096, 1024))
+    inputs = jax.random.normal(keys[0], (rows, 1024), jnp.bfloat16)
+    state = {"weights": [jax.random.normal(k, s, jnp.bfloat16) * 0.02 for k, s in zip(keys, shapes, strict=True)]}
+
+    def loss(weights: Any, inputs: Any) -> Any:
+        x = inputs
+        for weight in weights:
+            x = jax.nn.gelu(x @ weight)
+        return (x.astype(jnp.float32) ** 2).mean()
+
+    @jax.jit
+    def train_step(weights: Any, inputs: Any) -> Any:
+        value, gradient = jax.value_and_grad(loss)(weights, inputs)
+        return jax.tree.map(lambda w, g: w - 0.01 * g.astype(w.dtype), weights, gradient), value
+
+    def make_steps() -> None:
+        for _ in range(steps):
+            state["weights"], value = train_step(state["weights"], inputs)
+        jax.block_until_ready(value)
+
+    return make_steps

@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import thence
-from captured_step import captured
+from captured_step import captured, jax_training
 from command_line import run_parts
 from gpu_always import interval, trimmed_mean
 from gpu_paused import program
@@ -382,7 +382,7 @@ def last(out: Path) -> None:
 
 def last_jax(out: Path) -> None:
     """See above."""
-    _sampled(out / "last_jax", jax_training, 45)
+    _sampled(out / "last_jax", lambda: jax_training(8192), 45)
 
 
 def _sampled(folder: Path, prepare: Callable[[], Callable[[], None]], seconds: float, *, pairs: bool = True) -> None:
@@ -632,38 +632,10 @@ def generate(out: Path) -> None:
             recording.step()
 
 
-def jax_training() -> Callable[[], None]:
-    """A training step of JAX with known products, in command buffers, which waits for its end."""
-    import jax
-    import jax.numpy as jnp
-
-    keys = jax.random.split(jax.random.key(0), 4)
-    shapes = ((1024, 4096), (4096, 1024), (1024, 4096), (4096, 1024))
-    rows = jax.random.normal(keys[0], (8192, 1024), jnp.bfloat16)
-    state = {"weights": [jax.random.normal(k, s, jnp.bfloat16) * 0.02 for k, s in zip(keys, shapes, strict=True)]}
-
-    def loss(weights: Any, rows: Any) -> Any:
-        x = rows
-        for weight in weights:
-            x = jax.nn.gelu(x @ weight)
-        return (x.astype(jnp.float32) ** 2).mean()
-
-    @jax.jit
-    def train_step(weights: Any, rows: Any) -> Any:
-        value, gradient = jax.value_and_grad(loss)(weights, rows)
-        return jax.tree.map(lambda w, g: w - 0.01 * g.astype(w.dtype), weights, gradient), value
-
-    def step() -> None:
-        state["weights"], value = train_step(state["weights"], rows)
-        jax.block_until_ready(value)
-
-    return step
-
-
 def jax_step(out: Path) -> None:
     """A training step of JAX, of which compilation takes the first ones."""
     with thence.record(out / "jax", options(WINDOW, 0.3)):
-        _for(jax_training(), 5.0)
+        _for(jax_training(8192), 5.0)
 
 
 def jax_loops(out: Path) -> None:

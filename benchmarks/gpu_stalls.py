@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import thence
-from captured_step import captured
+from captured_step import captured, jax_training
 from command_line import run_parts
 from thence.model.column_file import decode as decode_part
 
@@ -315,32 +315,8 @@ def process(out: Path, way: str) -> None:
 
 def jax_step(out: Path) -> None:
     """See above."""
-    import jax
-    import jax.numpy as jnp
-
     with sampled(out / "jax") as recording:
-        keys = jax.random.split(jax.random.key(0), 4)
-        shapes = ((1024, 4096), (4096, 1024), (1024, 4096), (4096, 1024))
-        weights = [jax.random.normal(k, s, jnp.bfloat16) * 0.02 for k, s in zip(keys, shapes, strict=True)]
-        rows = jax.random.normal(keys[0], (4096, 1024), jnp.bfloat16)
-
-        def loss(weights: Any, rows: Any) -> Any:
-            x = rows
-            for weight in weights:
-                x = jax.nn.gelu(x @ weight)
-            return (x.astype(jnp.float32) ** 2).mean()
-
-        @jax.jit
-        def train_step(weights: Any, rows: Any) -> Any:
-            value, gradient = jax.value_and_grad(loss)(weights, rows)
-            return jax.tree.map(lambda w, g: w - 0.01 * g.astype(w.dtype), weights, gradient), value
-
-        def steps() -> None:
-            state = weights
-            for _ in range(20):
-                state, value = train_step(state, rows)
-            jax.block_until_ready(value)
-
+        steps = jax_training(4096, 20)
         steps()
         alternated("jax", Switch(recording), steps, 8)
     lines(out / "jax")

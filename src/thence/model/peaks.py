@@ -61,7 +61,8 @@ _CYCLE: Mapping[str, Mapping[str, int]] = MappingProxyType(
 )
 """Dense FLOP of a multiprocessor in a cycle, by compute capability."""
 
-_SUB_PARTITIONS = 4  # of a multiprocessor, with a tensor core each
+SUB_PARTITIONS = 4
+"""Of a multiprocessor; each has a tensor core."""
 _COUNTED_TENSORS = ("9.0",)
 """Compute capabilities of which known products were seen to count so many cycles."""
 _VECTOR = ("float64", "float32")
@@ -165,7 +166,7 @@ def tensor_flop_in_cycle(capability: str | None) -> int | None:
     """
     if capability not in _COUNTED_TENSORS:
         return None
-    return _CYCLE[capability]["bfloat16"] // _SUB_PARTITIONS
+    return _CYCLE[capability]["bfloat16"] // SUB_PARTITIONS
 
 
 def clock_of_peaks(device: str) -> float | None:

@@ -317,5 +317,8 @@ COUNTER_UNEVEN = 0.5
 """Standard deviations of the work of a part of an activity that the same part of all launches may have in common."""
 COUNTER_KIND_RATIO = 1.3
 """Launches of one kernel whose durations differ by more than this, with none in between, are of two kinds."""
+COUNTER_GAP_RATIO = 2
+"""Of files that state one time for each sample: one that comes later than so many usual intervals after the one before
+begins a new window."""
 COUNTER_ERROR_SHARE = 0.1
 """A counted figure is shown if its 95 % interval is at most this share of it on each side."""

@@ -7,7 +7,9 @@ import pytest
 
 import thence
 from helpers import DATA, TORCH
+from thence.analysis.collectives.instances import Instances, collective_instances
 from thence.analysis.ranks.job_collectives import job_collectives
+from thence.analysis.ranks.lateness import lateness, step_keys
 from thence.analysis.ranks.summary import summarise_ranks
 
 JOBS = {
@@ -42,3 +44,16 @@ def test_groups_have_one_number_on_all_ranks() -> None:
     members = dict(found.groups.select("group", "ranks").iter_rows())
     for (group,), rows in found.rows.group_by("group"):
         assert set(rows["rank"]) == set(members[group])
+
+
+def test_tables_without_collectives_have_the_columns_of_those_with(fsdp: thence.Trace) -> None:
+    tables = []
+    for trace in (fsdp, thence.open(TORCH / "torch_eager_rank0.json.gz")):
+        summaries = summarise_ranks(trace.tables)
+        collectives = job_collectives(summaries)
+        waits = lateness(collectives, step_keys(summaries["steps"]))
+        tables.append([collectives.rows, *(v for v in vars(waits).values() if isinstance(v, pl.DataFrame))])
+    for job, alone in zip(*tables, strict=True):
+        assert alone.schema == job.schema
+    assert tables[1][0].is_empty()
+    assert Instances().rows.schema == collective_instances(fsdp.whole).rows.schema

@@ -44,7 +44,9 @@ _PASSES = 1000
 """Upper bound on the passes of the median iteration."""
 _SETTLED_NS = 0.5
 """The iteration has converged when every correction changes by less than this."""
-_NO_ENDS = pl.DataFrame(schema={"instance": pl.Int64, "rank": pl.Int32, "end": pl.Int64, "group_size": pl.Int32})
+_NO_ENDS = pl.DataFrame(
+    schema={"instance": pl.Int64, "rank": pl.Int32, "device": pl.Int32, "end": pl.Int64, "group_size": pl.Int32}
+)
 
 
 @dataclass(frozen=True)

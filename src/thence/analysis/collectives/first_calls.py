@@ -100,10 +100,10 @@ def first_calls_of_ranks(trace: Attributed, rows: pl.DataFrame) -> pl.Series:
     """
     instance = pl.struct("instance", "rank").rank("dense").alias("instance")
     alone = rows.with_columns(instance)
-    found = first_calls(trace, alone)
-    if not found.kernels:
-        return found.row
-    earliest = alone.filter(pl.col("row").is_in(found.row.implode()))
+    calls = first_calls(trace, alone)
+    if not calls.kernels:
+        return calls.row
+    earliest = alone.filter(pl.col("row").is_in(calls.row.implode()))
     every = alone.group_by("rank").len("every")
     left_out = earliest.group_by("rank").len("left_out").join(every, on="rank")
     kept = left_out.filter(pl.col("left_out") < pl.col("every"))["rank"]

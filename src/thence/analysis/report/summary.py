@@ -34,6 +34,7 @@ from thence.analysis.soundness.findings import Soundness
 from thence.errors import MissingData, UsageError
 from thence.model.answer import Answer, TableView
 from thence.model.attributed import once_per_trace
+from thence.model.columns import group_sums
 from thence.model.grouped_intervals import GroupedIntervals, numbered
 from thence.model.intervals import levels, union_lengths, unions
 from thence.model.kernel_names import short_names
@@ -440,8 +441,7 @@ def _time_without_place(trace: Attributed) -> dict[str, dict[str, Ns]]:
             sums[kind] = _sums_of_codes(time_by_place(trace, kind))
             continue
         code = codes[kind].to_numpy()
-        total = np.zeros(_PLACED + 1, np.int64)
-        np.add.at(total, code, duration)
+        total = group_sums(code, duration, _PLACED + 1)
         sums[kind] = {
             CODES[number]: int(total[number]) for number in np.flatnonzero(np.bincount(code[code != _PLACED]))
         }
@@ -460,7 +460,7 @@ def _reasons(trace: Attributed, sums: dict[str, Ns], total: Ns) -> tuple[Reason,
         reason_of(
             code, ns, total, trace.meta.formats, labels_joined=trace.labels_joined, accelerators=trace.meta.accelerators
         )
-        for code, ns in sorted(sums.items(), key=lambda one: (-one[1], one[0]))
+        for code, ns in sorted(sums.items(), key=lambda reason: (-reason[1], reason[0]))
     )
 
 

@@ -18,6 +18,7 @@ import polars as pl
 
 from thence.model.counter_names import COUNTERS as KNOWN
 from thence.model.tables import COUNTERS
+from thence.model.thresholds import COUNTER_GAP_RATIO
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -60,8 +61,6 @@ _READ = {
 """The counter that each metric becomes, and what its values are."""
 _MAX_PERCENT = 110.0
 """A larger share of the peak is damaged; one a little above 100 is not, because units do not begin at the same time."""
-_MAX_GAPS = 2
-"""A sample that comes later than so many usual intervals after the one before begins a new window."""
 _MAX_LEFT_OUT, _MAX_NAME = 50, 200
 """Names of metrics that are not read: how many are stated, and how many characters of each."""
 _LEFT_OUT = "thence has no counter of that kind"
@@ -107,7 +106,7 @@ def _with_amounts(values: pl.DataFrame, names: pl.Series) -> pl.DataFrame:
     times = chosen.select("device", "start").unique().sort("device", "start")
     following = pl.col("start").diff().over("device").shift(-1).over("device")
     usual = following.median().over("device").fill_null(0).cast(pl.Int64)
-    times = times.with_columns(lasting=pl.when(following <= _MAX_GAPS * usual).then(following).otherwise(usual))
+    times = times.with_columns(lasting=pl.when(following <= COUNTER_GAP_RATIO * usual).then(following).otherwise(usual))
     amount = (
         pl.when(pl.col("form") == "amount").then("value")
         .when(pl.col("form") == "per_second").then(pl.col("value") * pl.col("lasting") / 1e9)

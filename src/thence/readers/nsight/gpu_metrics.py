@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from thence.model.peaks import SUB_PARTITIONS
 from thence.model.tables import COUNTERS
+from thence.model.thresholds import COUNTER_GAP_RATIO
 
 if TYPE_CHECKING:
     from thence.readers.nsight.store import Store
@@ -33,12 +35,8 @@ _READ = {
     "DRAM Write Throughput [Throughput %]": "dram_write_bytes",
 }
 """Metrics that become counters, and the counter of each."""
-_SUB_PARTITIONS = 4
-"""Of a multiprocessor; each has a tensor core, whose cycles `tensor_cycles` adds up."""
 _MIN_HZ, _MAX_HZ = 1_000_000, 10_000_000_000
 """A smaller clock is in MHz, a larger one is damaged."""
-_MAX_GAPS = 2
-"""A sample that comes later than so many usual intervals after the one before begins a new window."""
 
 
 def gpu_metrics(store: Store, gpu: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, Any]]:
@@ -103,7 +101,7 @@ def _timed(samples: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     wide = samples.pivot("counter", index=keys, values="value", aggregate_function="first")
     apart = pl.col("timestamp").diff().over("rank", "device")
     usual = int(wide.select(apart.median().fill_null(0)).item() or 0)
-    since = pl.when(apart <= _MAX_GAPS * usual).then(apart).otherwise(usual)
+    since = pl.when(apart <= COUNTER_GAP_RATIO * usual).then(apart).otherwise(usual)
     timed = wide.with_columns(start=pl.col("timestamp") - since, end="timestamp", lasting=since)
     return timed.filter(pl.col("lasting") > 0, pl.col("start") >= 0), usual
 
@@ -120,7 +118,7 @@ def _amounts(timed: pl.DataFrame) -> pl.DataFrame:
     return timed.with_columns(absent).select(
         "rank", "device", "start", "end", cycles.alias(_CLOCK),
         of_peak("sm_active_cycles", cycles * pl.col("multiprocessors")),
-        of_peak("tensor_cycles", cycles * pl.col("multiprocessors") * _SUB_PARTITIONS),
+        of_peak("tensor_cycles", cycles * pl.col("multiprocessors") * SUB_PARTITIONS),
         of_peak("dram_read_bytes", pl.col("memory") * pl.col("lasting") / 1e9),
         of_peak("dram_write_bytes", pl.col("memory") * pl.col("lasting") / 1e9),
     )  # fmt: skip
