@@ -142,6 +142,9 @@ def test_ranks_that_no_job_has(store: Path, ranks: list[int], capsys: pytest.Cap
         ("devices", [{"a": 1}]), ("losses", [7]), ("epoch_ns", 1 << 63), ("epoch_ns", True), ("inputs", [3]),
         ("facts", [{"world_size": 1 << 64}]), ("process_groups", [{"ranks": [[1]]}]),
         ("losses", [{"code": "cut", "input": "x", "count": 1 << 64, "text": ""}]),
+        ("facts", [{"measured_peaks": True}]), ("facts", [{"calls": 1}]), ("facts", [{"plain_steps": "no"}]),
+        ("facts", [{"counters": {"interval_ns": "1"}}]), ("facts", [{"counters_left_out": {"warps": [1]}}]),
+        ("facts", [{"stalls": {"samples": 1}}]), ("process_groups", [{"ranks": [0, 1]}]),
     ],
 )  # fmt: skip
 def test_facts_of_other_types(store: Path, name: str, value: object) -> None:
@@ -154,6 +157,14 @@ def test_a_device_whose_name_is_no_text(store: Path) -> None:
     edited(min(store.glob(f"ranks/*/{FACTS}")), lambda facts: facts["meta"]["devices"][0].update(name={"a": 1}))
     with pytest.raises(DamagedInput, match="its facts do not have the structure that thence writes"):
         _ = thence.open(store).tables.gpu
+
+
+def test_a_compute_capability_that_is_no_number_is_left_out(store: Path, tmp_path: Path) -> None:
+    facts = min(store.glob(f"ranks/*/{FACTS}"))
+    edited(facts, lambda written: written["meta"]["devices"][0].update(compute_capability="².0"))
+    thence.open(store).convert(tmp_path / "a.json")
+    device = json.loads((tmp_path / "a.json").read_bytes())["deviceProperties"][0]
+    assert (device.get("computeMajor"), device["computeMinor"]) == (None, 0)
 
 
 @pytest.mark.parametrize("start", [-(1 << 63), (1 << 63) - 1])

@@ -103,7 +103,7 @@ def split(metadata: Mapping[str, Any], label: str | None = None) -> tuple[Collec
             rest[key] = value
         elif name in TEXTS[1:]:
             described[name] = None if value is None else str(value)
-        elif name in NUMBERS and (number := _whole(value)) is not None:
+        elif name in NUMBERS and (number := whole_number(value)) is not None:
             described[name] = number
     return Collective(**described), rest
 
@@ -112,8 +112,8 @@ def _has(metadata: Mapping[str, Any], columns: tuple[str, ...]) -> bool:
     return any(metadata.get(KINETO_KEYS[name]) is not None for name in columns)
 
 
-def _whole(value: object) -> int | None:
-    """A value as a non-negative integer below 2^62, else None. Annotated traces hold numbers as text."""
+def whole_number(value: object) -> int | None:
+    """A value as a non-negative integer below 2^62, else None. Traces hold some numbers as text."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:  # fewer digits than 2^63 has
         value = int(value)
     return value if type(value) is int and 0 <= value < 1 << 62 else None

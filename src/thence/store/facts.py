@@ -38,6 +38,44 @@ class Facts:
     installed: tuple[str, ...] = ()
 
 
+class _Counters(msgspec.Struct):
+    interval_ns: Count | None
+    trouble: str | None
+    overflowed: Count
+
+
+class _Stalls(msgspec.Struct):
+    period_cycles: Count
+    samples: Count
+    unplaced: Count
+    dropped: Count
+    overflows: Count
+    missed: Count
+    ended: Count
+    unseen: Count
+    unlooked: Count
+    left_out: Count
+    trouble: str | None
+
+
+class _Asked(msgspec.Struct):
+    """The facts of which answers ask more than a number or a text, as readers write them."""
+
+    calls: list[str] | None = None
+    plain_steps: dict[str, str | Count | None] = {}
+    measured_peaks: dict[str, str | float] | None = None
+    counters: _Counters | None = None
+    counters_left_out: dict[str, str] = {}
+    stalls: _Stalls | None = None
+
+
+class _Group(msgspec.Struct):
+    name: str
+    description: str
+    size: Count | None
+    ranks: list[Count] | None
+
+
 class _Device(msgspec.Struct):
     rank: Rank
     device: Rank
@@ -110,7 +148,9 @@ def decode_facts(content: bytes | str, path: str) -> Facts:
     """
     try:
         stored = decoded(content, _Facts)
-    except NotAsWritten as error:
+        msgspec.convert(stored.meta.facts, tuple[_Asked, ...])
+        msgspec.convert(stored.meta.process_groups, tuple[_Group, ...])
+    except (NotAsWritten, msgspec.ValidationError) as error:
         raise DamagedInput(path, f"its facts do not have the structure that thence writes ({error})") from error
     meta, soundness = stored.meta, stored.soundness
     return Facts(

@@ -90,6 +90,12 @@ def test_facts_are_those_of_the_file(tmp_path: Path) -> None:
     assert codes(*runs) == ["gpu", "world_size", "profiler_options"]
 
 
+@pytest.mark.parametrize("size", ["²", "9" * 5000, "-1", 1 << 62])
+def test_a_size_of_the_job_that_is_no_number_is_unknown(tmp_path: Path, size: object) -> None:
+    run = sample(tmp_path, "a.json", 8, 1, distributedInfo={"world_size": size, "rank": 0})
+    assert run.conditions.world_size is None
+
+
 def test_one_factor_for_all_kernels_hints_at_the_clock(tmp_path: Path) -> None:
     work = [replace(p, kernel=f"{p.kernel}_{n}", us=p.us / 4) for n in range(3) for p in STEP]
     slow = [replace(part, us=part.us * 1.15) for part in work]

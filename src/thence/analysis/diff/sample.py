@@ -22,6 +22,7 @@ from thence.analysis.grouping.time_by_place import time_by_place
 from thence.analysis.steps.answer import step_table
 from thence.analysis.steps.windows import OUTLIER, RULES, selected_steps
 from thence.errors import MissingData
+from thence.model.collectives import whole_number
 from thence.model.grouped_intervals import numbered
 from thence.model.intervals import NO_ROW, last_begun, union_lengths
 from thence.model.names import TO_DEVICE, matching
@@ -88,7 +89,7 @@ def conditions(trace: Attributed, soundness: Soundness, step: pl.Series, shared_
         shared_by: number of steps times number of devices, by which sums are divided.
     """
     meta, gpu = trace.meta, trace.gpu
-    sizes = [int(f["world_size"]) for f in meta.facts if _is_number(f.get("world_size"))]
+    sizes = [size for facts in meta.facts if (size := whole_number(facts.get("world_size"))) is not None]
     copies = trace.gpu.filter(pl.col("kind") == "memcpy", step != NO_ROW).select("name", "bytes")
     from_host = copies.filter(pl.lit(matching(copies["name"], TO_DEVICE)))
     return Conditions(
@@ -105,10 +106,6 @@ def conditions(trace: Attributed, soundness: Soundness, step: pl.Series, shared_
         copied_bytes=float(from_host["bytes"].fill_null(0).sum()) / shared_by,
         grids=_grids(gpu.filter(step != NO_ROW), shared_by),
     )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int) or (isinstance(value, str) and value.isdigit())
 
 
 def _described(trace: Attributed) -> list[tuple[str | None, int | None, str | None]]:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from thence.model.collectives import whole_number
 from thence.model.grouped_intervals import distinct
 from thence.model.json_fields import NotAsWritten, decoded
 from thence.model.places import GRAPH_LABELS, STATED
@@ -187,8 +188,8 @@ def _devices(timeline: Timeline) -> list[dict[str, Any]]:
             "id": device.device,
             "name": device.name,
             "totalGlobalMem": device.memory_bytes,
-            "computeMajor": int(major) if major.isdigit() else None,
-            "computeMinor": int(minor) if minor.isdigit() else None,
+            "computeMajor": whole_number(major),
+            "computeMinor": whole_number(minor),
             "numSms": device.multiprocessors,
         }
         properties = {key: value for key, value in values.items() if value is not None}
