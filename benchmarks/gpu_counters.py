@@ -399,13 +399,13 @@ def last(out: Path) -> None:
 
 def last_jax(out: Path) -> None:
     """See above."""
-    _sampled(out / "last_jax", lambda: jax_training(8192), 100)
+    _sampled(out / "last_jax", lambda: jax_training(8192), 90)
 
 
 def last_queued(out: Path) -> None:
     """See above."""
     # Narrow layers move more bytes for a FLOP: at the power limit the clock would vary.
-    _sampled(out / "last_queued", lambda: jax_training(131_072, steps=10, width=128), 40)
+    _sampled(out / "last_queued", lambda: jax_training(131_072, steps=10, width=128), 35)
 
 
 def pool(out: Path, name: str) -> None:
