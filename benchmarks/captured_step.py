@@ -27,19 +27,20 @@ def captured(torch: Any, step: Callable[[], object]) -> Any:
     return graph
 
 
-def jax_training(rows: int, steps: int = 1) -> Callable[[], None]:
+def jax_training(rows: int, steps: int = 1, width: int = 1024) -> Callable[[], None]:
     """Training steps of JAX with known products, in command buffers; it waits for the end of the last one.
 
     Args:
-        rows: of the input, which has 1024 columns.
+        rows: of the input.
         steps: that one call makes.
+        width: columns of the input; inner layers have four times as many.
     """
     import jax
     import jax.numpy as jnp
 
     keys = jax.random.split(jax.random.key(0), 4)
-    shapes = ((1024, 4096), (4096, 1024), (1024, 4096), (4096, 1024))
-    inputs = jax.random.normal(keys[0], (rows, 1024), jnp.bfloat16)
+    shapes = 2 * ((width, 4 * width), (4 * width, width))
+    inputs = jax.random.normal(keys[0], (rows, width), jnp.bfloat16)
     state = {"weights": [jax.random.normal(k, s, jnp.bfloat16) * 0.02 for k, s in zip(keys, shapes, strict=True)]}
 
     def loss(weights: Any, inputs: Any) -> Any:

@@ -11,9 +11,13 @@ Parts, each in a process of its own:
               recording with windows of counters: time of blocks in windows, and while windows are opened and decoded,
               beside that of blocks between them, with 95 % intervals; CPU time of the thread that launches
     last      the cost of sampling all the time (``--counters-last``), each ms. Of a CUDA graph that is limited by the
-              GPU: sampling begins and ends within one recording, while the program goes on; pairs of blocks in random
-              order, in which one part is decoded or nothing is sampled. Of a decode that is limited by the host: steps
-              beside the decoding of a part, and those just before and after, which are of the same speed of the host
+              GPU: sampling begins and ends within one recording, while the program goes on; four blocks with, without,
+              without, with, or the other way round, so that a host that slowly gets faster counts nothing. A part is
+              decoded in each block with. Of a decode that is limited by the host: steps beside the decoding of a part,
+              and those just before and after, which are of the same speed of the host
+    last_jax, last_queued
+              the same blocks of a training step of JAX, which is waited for each time, and of steps of narrow layers,
+              of which ten are waited for at once, so that the GPU has always something to do
     decoding  CPU time to decode a sample, and the longest time in which another thread of Python did not run; what
               a sample of clock, power and energy takes
     starts    30 recordings of a window each: memory before and after
@@ -23,7 +27,8 @@ Parts, each in a process of its own:
               (graph), of a decode in CUDA graphs (decode) and of a training step of JAX (jax), for analyses; of loops
               in command buffers of JAX (loops), and of windows of steps with CUPTI detached between them (always)
 
-A last line of each part says what was found; folders of recordings are in OUT.
+A last line of each part says what was found; folders of recordings are in OUT. ``pool:last_jax`` in place of a part
+takes together the blocks that several runs have left in folders of OUT.
 """
 
 from __future__ import annotations
@@ -64,8 +69,9 @@ FLOATS = (1_900_000, 3_800_000, 7_600_000, 19_000_000, 38_000_000)
 FLOP_A_CYCLE = 1024
 """FLOP of a tensor core's cycle, dense bfloat16, where cycles are summed over sub-partitions (GH100)."""
 WINDOW, EVERY = 0.04, 0.4
-SETTLE = 0.1
-"""Seconds that a program goes on after sampling began or ended, before a block."""
+BLOCK, SETTLE = 0.5, 0.15
+"""Seconds of a block, after which samples are decoded, too, and that a program goes on before a block after sampling
+began or ended: so a part is decoded in each block, and has ended long before the block does."""
 TIMEOUT_S = 240
 
 
@@ -325,6 +331,15 @@ def _differences(name: str, log: Log, blocks: list[tuple[int, int, int]]) -> Non
                 print(f"  {state}, {what}: {statistics.mean(pairs):+.2%} +- {half:.2%} (n = {len(pairs)})")
 
 
+class Last(thence.Counters):
+    """The last seconds, of which a part is as long as a block."""
+
+    @property
+    def part_seconds(self) -> float:
+        """See above."""
+        return BLOCK
+
+
 class Lasting:
     """Begins and ends the sampling of the last seconds within one recording.
 
@@ -347,6 +362,8 @@ class Lasting:
         Raises:
             RuntimeError: sampling did not begin.
         """
+        if on == bool(self._windows._samplers):  # noqa: SLF001
+            return
         turning = threading.Thread(target=self._turn, kwargs={"on": on})
         turning.start()
         while turning.is_alive():
@@ -377,26 +394,39 @@ def last(out: Path) -> None:
         torch.cuda.synchronize()
 
     _sampled(out / "last_graph", lambda: replay, 75)
-    _sampled(out / "last_decode", lambda: program("decode"), 45, pairs=False)
+    _sampled(out / "last_decode", lambda: program("decode"), 45, blocks=False)
 
 
 def last_jax(out: Path) -> None:
     """See above."""
-    _sampled(out / "last_jax", lambda: jax_training(8192), 45)
+    _sampled(out / "last_jax", lambda: jax_training(8192), 90)
 
 
-def _sampled(folder: Path, prepare: Callable[[], Callable[[], None]], seconds: float, *, pairs: bool = True) -> None:
-    """Samples all the time beside a program, and prints what that costs: in pairs of blocks, or beside decoding."""
-    counters = thence.Counters(interval_us=1000.0, last_seconds=5.0)
+def last_queued(out: Path) -> None:
+    """See above."""
+    # Narrow layers move more bytes for a FLOP: at the power limit the clock would vary.
+    _sampled(out / "last_queued", lambda: jax_training(131_072, steps=10, width=128), 35)
+
+
+def pool(out: Path, name: str) -> None:
+    """Prints what the blocks of several runs show together, and each alone."""
+    runs = [json.loads(path.read_text()) for path in sorted(out.glob(f"**/{name}.json"))]
+    for blocks in [*runs, [block for blocks in runs for block in blocks]]:
+        _print_blocks(name, blocks)
+
+
+def _sampled(folder: Path, prepare: Callable[[], Callable[[], None]], seconds: float, *, blocks: bool = True) -> None:
+    """Samples all the time beside a program, and prints what that costs: in blocks, or beside decoding."""
+    counters = (Last if blocks else thence.Counters)(interval_us=1000.0, last_seconds=5.0)
     log, written = Log(), folder.with_suffix(".json")
     with thence.record(folder, thence.RecordOptions(counters=counters, baseline=False)) as recording:
         step = prepare()
         lasting = Lasting(recording)
         _for(step, 1.0)
-        if pairs:
-            blocks = _pairs(lasting, step, counters.part_seconds, seconds)
-            written.write_text(json.dumps(blocks))
-            _print_pairs(folder.name, blocks)
+        if blocks:
+            measured = _blocks(lasting, step, seconds, log)
+            written.write_text(json.dumps(measured))
+            _print_blocks(folder.name, measured)
         else:
             lasting.turn(step, on=True)
             log.clear()
@@ -416,18 +446,26 @@ def _for(step: Callable[[], None], seconds: float) -> list[tuple[int, int]]:
     return times[1:]
 
 
-def _pairs(lasting: Lasting, step: Callable[[], None], part: float, seconds: float) -> list[dict[str, Any]]:
-    """Blocks in pairs, with and without; each is as long as a part, so that one is decoded in each with."""
+def _blocks(lasting: Lasting, step: Callable[[], None], seconds: float, log: Log) -> list[dict[str, Any]]:
+    """Blocks with and without, always four in one of the two orders that a steady drift does not change.
+
+    Of each: wall and CPU time of the launching thread and of all, in seconds a step; ns of each step; seconds of
+    decoding.
+    """
     clocks = time.perf_counter, time.thread_time, time.process_time
     blocks: list[dict[str, Any]] = []
     order, end = random.Random(0), time.perf_counter() + seconds
-    while time.perf_counter() < end or len(blocks) < 6:
-        for on in order.sample((True, False), 2):
+    while time.perf_counter() < end:
+        first = order.random() < 0.5
+        for on in (first, not first, not first, first):
             lasting.turn(step, on=on)
+            log.clear()
             before = [clock() for clock in clocks]
-            steps = len(_for(step, part))
-            spent = [(clock() - began) / steps for clock, began in zip(clocks, before, strict=True)]
-            blocks.append({"on": on, "steps": steps, "wall": spent[0], "own": spent[1], "all": spent[2]})
+            steps = [last - begin for begin, last in _for(step, BLOCK)]
+            spent = [(clock() - began) / len(steps) for clock, began in zip(clocks, before, strict=True)]
+            decoded = sum(last - begin for begin, last in log.takes) / 1e9
+            block = {"on": on, "wall": spent[0], "own": spent[1], "all": spent[2], "steps": steps, "decoded": decoded}
+            blocks.append(block)
     return blocks
 
 
@@ -453,16 +491,22 @@ def _print_beside(name: str, steps: list[tuple[int, int]], takes: list[tuple[int
     print(f"  without the tenth at each end {middle:+.3f} +- {half:.3f} %")
 
 
-def _print_pairs(name: str, blocks: list[dict[str, Any]]) -> None:
-    pairs = [(a, b) if a["on"] else (b, a) for a, b in zip(blocks[::2], blocks[1::2], strict=True)]
-    steps = statistics.median(off["wall"] for _, off in pairs)
-    print(f"{name}: {len(pairs)} pairs of blocks, {1e3 * steps:.3f} ms a step without")
+def _print_blocks(name: str, blocks: list[dict[str, Any]]) -> None:
+    """Prints by how much blocks with are longer than the others, with each four as one value."""
+    fours = list(zip(*(blocks[at::4] for at in range(4)), strict=True))
+    usual = statistics.median(block["wall"] for block in blocks if not block["on"])
+    decoded = [1e3 * block["decoded"] for block in blocks if block["on"]]
+    print(f"{name}: {len(fours)} fours of blocks, {1e3 * usual:.3f} ms a step without")
+    print(f"  {min(decoded):.1f} to {max(decoded):.1f} ms, median {statistics.median(decoded):.1f}, of decoding in each")
     for what, title in (("wall", "wall"), ("own", "CPU of the launching thread")):
-        losses = [100 * math.log(on[what] / off[what]) for on, off in pairs]
+        losses = [50 * sum(math.log(block[what]) * (1 if block["on"] else -1) for block in four) for four in fours]
         middle, half = trimmed_mean(losses)
         print(f"  {title}: {interval(losses)} %; without the tenth at each end {middle:+.3f} +- {half:.3f} %")
-    others = [(on["all"] - on["own"]) / on["wall"] - (off["all"] - off["own"]) / off["wall"] for on, off in pairs]
-    print(f"  CPU of other threads: {interval(others)} s a second")
+    shares = [
+        sum((block["all"] - block["own"]) / block["wall"] * (0.5 if block["on"] else -0.5) for block in four)
+        for four in fours
+    ]
+    print(f"  CPU of other threads: {interval(shares)} s a second")
 
 
 def decoding(out: Path) -> None:
@@ -693,7 +737,8 @@ def programs(out: Path) -> None:
 
 
 PARTS: dict[str, Callable[[Path], None]] = {
-    part.__name__: part for part in (sizes, truth, cost, last, last_jax, decoding, starts, ends, beside, programs)
+    part.__name__: part
+    for part in (sizes, truth, cost, last, last_jax, last_queued, decoding, starts, ends, beside, programs)
 }
 PROGRAMS: dict[str, Callable[[Path], None]] = {
     "train": train,
@@ -706,4 +751,4 @@ PROGRAMS: dict[str, Callable[[Path], None]] = {
 
 
 if __name__ == "__main__":
-    run_parts(__doc__, PARTS, {"program": lambda out, name: PROGRAMS[name](out), "end": end}, TIMEOUT_S)
+    run_parts(__doc__, PARTS, {"program": lambda out, name: PROGRAMS[name](out), "end": end, "pool": pool}, TIMEOUT_S)

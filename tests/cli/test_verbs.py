@@ -115,3 +115,16 @@ def test_a_refused_thread_is_no_defect(
     told = capsys.readouterr().err
     assert "allows this process no further thread" in told
     assert "report it" not in told
+
+
+def test_a_package_that_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lacking(*_: object, **__: object) -> None:
+        raise ModuleNotFoundError("No module named 'google.protobuf'", name="google.protobuf")
+
+    monkeypatch.setattr(group, "main", lacking)
+    with pytest.raises(SystemExit) as ended:
+        thence.cli.main([])
+    assert ended.value.code == 2
+    assert "has no package google, which thence needs: pip install thence" in capsys.readouterr().err

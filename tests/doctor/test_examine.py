@@ -173,7 +173,7 @@ def test_counters_for_administrators_only_do_not_stop_a_recording(
     ],
 )
 def test_what_sampling_meets_is_said_before_a_recording(code: int | None, why: str, cure: str, stalls: bool) -> None:
-    error = f"a call failed: {cupti._MEANINGS[code]}" if code else why
+    error = f"a call failed: {cupti.MEANINGS[code]}" if code else why
     found = examined({"counters": {"error": error, "code": code}})
     assert found["recording"].works
     assert not found["counters"].works

@@ -1,7 +1,7 @@
 """Jobs of several ranks whose waits are known, because this program delays a rank by a known time.
 
-    python tests/gpu/waits.py record DIR        on a machine with 4 GPUs: runs every job below
-    python tests/gpu/waits.py check DIR         anywhere: what thence says against the raw events of each job
+    python tests/gpu/waits.py record DIR [JOB...]   on a machine with 4 GPUs: runs every job below, or those named
+    python tests/gpu/waits.py check DIR [JOB...]    anywhere: what thence says against the raw events of each job
 
 Every job writes one torch.profiler trace per rank. Delays are made on the GPU by a kernel that waits for
 a number of clock cycles, so that the kernel's own duration in the trace is the delay. ``check`` prints waits,
@@ -220,30 +220,33 @@ def worker(name: str, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def record(folder: Path) -> None:
-    """Runs every job under torchrun."""
+def record(folder: Path, names: list[str]) -> None:
+    """Runs jobs under torchrun."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name in JOBS:
+    for name in names:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc-per-node={RANKS}", __file__, "worker", str(folder), "--job", name]
+        command += [f"--nproc-per-node={RANKS}", __file__, "worker", str(folder), name]
         done = subprocess.run(command, timeout=120, check=False, capture_output=True, text=True)
-        print(name, "ok" if done.returncode == 0 else done.stderr[-3000:])
+        print(name, "ok" if done.returncode == 0 else done.stderr[-3000:], flush=True)
 
 
 def main() -> None:
     parser = documented_parser(__doc__)
     parser.add_argument("what", choices=("record", "worker", "check"))
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--job", choices=tuple(JOBS))
+    parser.add_argument("jobs", nargs="*", metavar="JOB", help=", ".join(JOBS))
     given = parser.parse_args()
+    if unknown := set(given.jobs) - set(JOBS):
+        parser.error(f"there is no job {', '.join(sorted(unknown))}; there are {', '.join(JOBS)}")
+    names = given.jobs or list(JOBS)
     if given.what == "record":
-        record(given.folder)
+        record(given.folder, names)
     elif given.what == "worker":
-        worker(given.job, given.folder)
+        worker(names[0], given.folder)
     else:
         from waits_by_hand import check
 
-        if not check(given.folder, JOBS):
+        if not check(given.folder, names):
             sys.exit(1)
 
 

@@ -48,6 +48,11 @@ int fake_pc_sampling(void) { /* contexts that are sampled */
     for (int i = 0; i < CONTEXTS; i++) count += enabled[i].sampling;
     return count;
 }
+int fake_pc_enabled(void) {
+    int count = 0;
+    for (int i = 0; i < CONTEXTS; i++) count += enabled[i].context != NULL;
+    return count;
+}
 uint32_t fake_pc_period(void) { return period; }
 size_t fake_lines_looked_up(void) { return looked; }
 void fake_context(void *context, int begins) {

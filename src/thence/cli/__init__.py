@@ -58,7 +58,7 @@ def _message_of(error: BaseException) -> tuple[str, int]:
         return _usage(error), 2
     if isinstance(error, ThenceError):
         return str(error), error.exit_code
-    refused = _refused_by_the_system(error)
+    refused = _refused_by_the_system(error) or _lacking(error)
     if refused:
         return refused, 2
     return unexpected(error), 2
@@ -81,6 +81,15 @@ def _refused_by_the_system(error: BaseException) -> str:
         return ""
     where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
     return f"{where}{error.strerror or error}"
+
+
+def _lacking(error: BaseException) -> str:
+    """The sentence about a package that is not installed beside thence; empty for other errors."""
+    name = (isinstance(error, ModuleNotFoundError) and error.name) or ""
+    package = name.partition(".")[0]
+    if package in ("", "thence"):
+        return ""
+    return f"{sys.executable} has no package {package}, which thence needs: pip install thence installs what is missing"
 
 
 def _usage(error: click.ClickException) -> str:

@@ -220,7 +220,6 @@ def command(
         thence record --stalls -o run4 -- python train.py
     """  # noqa: D301 - click's mark of lines that stay as they are
     from thence.capture.launcher.content import content
-    from thence.watch.follow import sidecar
 
     options = RecordOptions(
         **_kinds(added, left_out), **windows, own=own, baseline=not no_baseline, flush_seconds=flush
@@ -232,7 +231,7 @@ def command(
             from thence.timing.measured_peaks import measure_into
 
             measure_into(directory / MEASURED_PEAKS_FILE)
-        with contextlib.nullcontext() if options.sampling is None else sidecar(directory):
+        with _summaries(directory) if options.sampling is not None else contextlib.nullcontext():
             outcome = run(program, directory, options)
         recorded = content(directory)
     finally:
@@ -240,6 +239,13 @@ def command(
     with contextlib.suppress(ThenceError):  # standard error cannot be written
         say(f"thence: {_sentence(recorded, shown, outcome.unseen)}")
     context.exit(_INCOMPLETE if strict and not outcome.code and _lacks(recorded) else outcome.code)
+
+
+def _summaries(directory: Path) -> contextlib.AbstractContextManager[None]:
+    """Writes summaries of windows beside the recording meanwhile, by a process that needs what reads recordings."""
+    from thence.watch.follow import sidecar
+
+    return sidecar(directory)
 
 
 def _kinds(added: tuple[str, ...], left_out: tuple[str, ...]) -> dict[str, Any]:

@@ -139,17 +139,21 @@ def test_what_cannot_be_sampled_is_said_and_the_recording_goes_on(tmp_path: Path
 def test_a_device_that_another_process_samples_is_tried_again(tmp_path: Path) -> None:
     sampled(
         """
-        fake.fail("cuptiPmSamplingGetCounterAvailability", 26)
         with thence.record(OUT, options(every_seconds=0.1)) as recording:
-            launch("k")
-            until(lambda: recording._recorder._counters._trouble)
-            fake.fail("cuptiPmSamplingGetCounterAvailability", 0)
+            for call in ("cuptiPmSamplingSetConfig", "cuptiPmSamplingGetCounterAvailability"):  # it ends in between
+                recording._recorder._counters._trouble = None
+                fake.fail(call, 26)
+                launch("k")
+                until(lambda: recording._recorder._counters._trouble)
+                fake.fail(call, 0)
             until(lambda: recording._recorder._counters._windows)
         """,
         tmp_path,
     )
     about = description(tmp_path)
-    assert "another process, samples the counters of this device" in about["warnings"][0]
+    counted = [warning for warning in about["warnings"] if "another process, samples the counters" in warning]
+    assert {warning.partition(" cannot ")[0] for warning in counted} <= {f"hardware counters of device {n}" for n in (0, 1)}
+    assert len(counted) == len(set(counted)) == 2  # one sentence a device, whichever call found it
     assert about["counters"]["trouble"] is None
     assert about["counters"]["windows"][0]["samples"] > 0
 

@@ -260,6 +260,22 @@ def test_where_the_counter_cannot_be_read_launches_are_recorded(tmp_path: Path) 
     assert rows(tmp_path)["label"].to_list() == ["here"]
 
 
+def test_launches_of_jax_that_comes_later_are_recorded_and_not_said_to_be_a_defect(tmp_path: Path) -> None:
+    """A recording that begins before CUDA does cannot count launches; those of JAX are recorded in any case."""
+    program(
+        """
+        fake.fail("cuptiEnableCallback", 15)
+        with thence.record(OUT) as recording:
+            time.sleep(0.2)  # a round without anything
+            recording._recorder._uses_xla = lambda: True
+            launch("k")
+        """,
+        tmp_path,
+    )
+    about = description(tmp_path)
+    assert (about["launches"], about["warnings"]) == (True, [])
+
+
 def test_excluded_launches_that_cannot_be_counted_either_are_stated(tmp_path: Path) -> None:
     program(
         """

@@ -122,10 +122,11 @@ def test_what_cannot_be_sampled_is_said_and_the_recording_goes_on(tmp_path: Path
         def attempt(name):
             with thence.record(OUT / name, STALLS):
                 context(4)
+                assert fake.library.fake_pc_enabled() == sampling(), name
                 launch("k")
                 context(4, begins=0)
         for call, code in (("cuptiPCSamplingEnable", 35), ("cuptiPCSamplingSetConfigurationAttribute", 43),
-                           ("cuptiPCSamplingGetData", 999)):
+                           ("cuptiPCSamplingStart", 26), ("cuptiPCSamplingGetData", 999)):
             fake.fail(call, code)
             attempt(call)
             fake.fail(call, 0)
@@ -137,6 +138,7 @@ def test_what_cannot_be_sampled_is_said_and_the_recording_goes_on(tmp_path: Path
     for name, reason in {
         "cuptiPCSamplingEnable": "the user has no right to profile",
         "cuptiPCSamplingSetConfigurationAttribute": "profiling is not supported on this MIG device",
+        "cuptiPCSamplingStart": "another process, samples the counters of this device",
         "cuptiPCSamplingGetData": "an unknown internal error",
         "old": "is older than that of CUDA 12.8",
     }.items():

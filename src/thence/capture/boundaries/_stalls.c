@@ -116,7 +116,7 @@ static int make_data(Data *data, size_t room) {
 #define DO(context, name, parameters) \
     if (((context)->code = cupti.name(&(parameters)))) return (context)->failed = #name, -1
 
-static int begin(Context *of) {
+static int begin_sampling(Context *of) {
     char *names[MOST_REASONS];
     Parameters only = {.size = UP_TO(context), .context = of->context};
     Parameters count = {.size = UP_TO(third), .context = of->context, .third.answer = &of->reasons};
@@ -135,6 +135,12 @@ static int begin(Context *of) {
     DO(of, configure, configure);
     DO(of, start, only);
     return 0;
+}
+
+/* While sampling is enabled and did not start, CUPTI records no kernels: on an H200 that another process sampled. */
+static void begin(Context *of) {
+    Parameters only = {.size = UP_TO(context), .context = of->context};
+    if (begin_sampling(of) && of->enabled) of->enabled = cupti.disable(&only) != 0;
 }
 
 static void begin_context(void *context) {

@@ -52,7 +52,7 @@ RIGHTS_CURE = (
     "NVreg_RestrictProfilingToAdminUsers=0"
 )
 """How a user gets the right to profile."""
-_MEANINGS = {
+MEANINGS = {
     1: "a parameter was refused",
     2: "the device is not valid",
     3: "the CUDA context is not valid",
@@ -270,8 +270,8 @@ class Cupti:
         self.check(name, self._function(name)(*arguments))
 
     def _text(self, code: int) -> str:
-        if code in _MEANINGS:
-            return _MEANINGS[code]
+        if code in MEANINGS:
+            return MEANINGS[code]
         text = c_char_p()
         if self.has("cuptiGetResultString"):
             self._library.cuptiGetResultString(ctypes.c_int(code), byref(text))

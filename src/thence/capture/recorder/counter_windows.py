@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from thence.capture.cuda.cuda_events import load_driver
-from thence.capture.cuda.cupti import BUSY, CuptiError
+from thence.capture.cuda.cupti import BUSY, MEANINGS, CuptiError
 from thence.capture.cuda.pm_sampling import PmSampler, Room, Samples
 from thence.capture.cuda.synchronization import active_devices
 from thence.capture.recorder.options import HARDWARE_BYTES, MAX_COUNTER_BYTES
@@ -257,9 +257,12 @@ class CounterWindows:
         try:
             return call(*arguments)
         except (MissingRequirement, MemoryError) as error:
-            if not (isinstance(error, CuptiError) and error.code == BUSY):
+            why = str(error) or "no memory is left"
+            if isinstance(error, CuptiError) and error.code == BUSY:
+                why = MEANINGS[BUSY]  # which call finds it differs from time to time
+            else:
                 self._failed.add(device)
-            self._trouble = f"hardware counters of device {device} cannot be sampled: {error or 'no memory is left'}"
+            self._trouble = f"hardware counters of device {device} cannot be sampled: {why}"
             self._warn(self._trouble)
             return None
 

@@ -150,7 +150,7 @@ class Recorder:
         self._orders: queue.SimpleQueue[tuple[Callable[[], None], threading.Event]] = queue.SimpleQueue()
         self._finished = False
         self._paused = True
-        self._pausing = self._has_paused = self._anywhere = False
+        self._pausing = self._has_paused = self._anywhere = self._uncounted = False
         self.attached = False
         self.cpu_ns = 0
         self._using_cupti = threading.Lock()
@@ -443,15 +443,22 @@ class Recorder:
                 self._begin_samples(noted=noted)
         elif self._options.launches is None:
             self._options = replace(self._options, launches=True)
-            self.warn(
-                f"launches cannot be counted here ({self._counting.trouble}), so every launch is recorded, which "
-                "costs more time"
-            )
+            self._uncounted = True
         elif not self._options.launches:
             self.warn(
                 f"launches cannot be counted here ({self._counting.trouble}), and launches=False excludes recording "
                 "them: which call and which label a kernel belongs to is unknown; remove launches=False"
             )
+
+    def _say_uncounted(self) -> None:
+        """Says that every launch is recorded, once something was; not to a program of JAX, where that is always so."""
+        if self._uncounted and self.parts.holds_activities:
+            self._uncounted = False
+            if not self._uses_xla():
+                self.warn(
+                    f"launches cannot be counted here ({self._counting.trouble}), so every launch is recorded, which "
+                    "costs more time"
+                )
 
     def _begin_samples(self, *, noted: bool) -> None:
         """Takes samples from now on, where the probe notes launches (`noted`) and can read other threads."""
@@ -678,6 +685,7 @@ class Recorder:
             for table, columns in self._source(self._names).items():
                 self.parts.add(table, columns)
             self._take_calls()
+            self._say_uncounted()
         except Exception as error:  # noqa: BLE001 - as above; and CUPTI's records do not depend on it
             self.warn(f"some marks could not be written and are lost: {error!r}")
         return self.parts.take(self._names.new())
