@@ -72,9 +72,7 @@ def known_peaks(trace: Attributed, given: Peaks | None) -> dict[tuple[int, int],
     named = _peaks_by_name(names)
     if not named:
         unknown = sorted({name or "a device without a name" for name in names.values()})
-        raise MissingData(
-            f"{trace.meta.named}: the peaks of {', '.join(unknown)} are not known; {STATE_PEAKS}"
-        )
+        raise MissingData(f"{trace.meta.named}: the peaks of {', '.join(unknown)} are not known; {STATE_PEAKS}")
     return named
 
 

@@ -202,9 +202,10 @@ def advice(trace: Attributed, summary: Summary) -> Iterator[str]:
     """What another recording would show, one sentence each."""
     named, shown = (summary.attributed_ns.get(kind, 0) for kind in ("op_name", summary.by))
     if summary.by in _NOT_OF_JAX and named >= PROPOSED_COVERED_SHARE * summary.sum_ns > 0 and shown < named / 2:
+        has_it, has_name = (format_share(ns, summary.sum_ns) for ns in (shown, named))
         yield (
-            f"{format_share(shown, summary.sum_ns)} of the GPU time has a {summary.by}, {format_share(named, summary.sum_ns)} "
-            "has the op_name that JAX wrote: thence report --by op_name shows it"
+            f"{has_it} of the GPU time has a {summary.by}, {has_name} has the op_name that JAX wrote: thence report "
+            "--by op_name shows it"
         )
         return
     inside = [reason for reason in summary.unattributed.get("label", ()) if reason.code == "graph"]
