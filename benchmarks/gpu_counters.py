@@ -411,8 +411,9 @@ def last_queued(out: Path) -> None:
 def pool(out: Path, name: str) -> None:
     """Prints what the blocks of several runs show together, and each alone."""
     runs = [json.loads(path.read_text()) for path in sorted(out.glob(f"**/{name}.json"))]
-    for blocks in [*runs, [block for blocks in runs for block in blocks]]:
-        _print_blocks(name, blocks)
+    for run in runs:
+        _print_blocks(name, run)
+    _print_blocks(f"{name}, {len(runs)} runs", [block for run in runs for block in run])
 
 
 def _sampled(folder: Path, prepare: Callable[[], Callable[[], None]], seconds: float, *, blocks: bool = True) -> None:
@@ -495,9 +496,10 @@ def _print_blocks(name: str, blocks: list[dict[str, Any]]) -> None:
     """Prints by how much blocks with are longer than the others, with each four as one value."""
     fours = list(zip(*(blocks[at::4] for at in range(4)), strict=True))
     usual = statistics.median(block["wall"] for block in blocks if not block["on"])
-    decoded = [1e3 * block["decoded"] for block in blocks if block["on"]]
+    decoded = sorted(1e3 * block["decoded"] for block in blocks if block["on"])
     print(f"{name}: {len(fours)} fours of blocks, {1e3 * usual:.3f} ms a step without")
-    print(f"  {min(decoded):.1f} to {max(decoded):.1f} ms, median {statistics.median(decoded):.1f}, of decoding in each")
+    middle = statistics.median(decoded)
+    print(f"  {decoded[0]:.1f} to {decoded[-1]:.1f} ms, median {middle:.1f}, of decoding in each with")
     for what, title in (("wall", "wall"), ("own", "CPU of the launching thread")):
         losses = [50 * sum(math.log(block[what]) * (1 if block["on"] else -1) for block in four) for four in fours]
         middle, half = trimmed_mean(losses)

@@ -11,7 +11,7 @@ from polars.testing import assert_frame_equal
 
 import thence
 from graph_data import truth_document
-from helpers import TORCH, recording, run_thence, unzipped
+from helpers import DATA, TORCH, recording, run_thence, unzipped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -215,6 +215,8 @@ def test_labels_beside_the_trace_need_no_option(tmp_path: Path, labels: Path) ->
     refused = run_thence("label", tmp_path / "trace.json.gz")
     assert refused.returncode == 2
     assert b"there are no matching labels next to it" in refused.stderr
+    assert b"op_name" not in refused.stderr
+    assert b"thence report --by op_name shows" in run_thence("label", DATA / "jax" / "recording").stderr
     (tmp_path / "labels.json").write_bytes(labels.read_bytes())
     done = run_thence("label", tmp_path / "trace.json.gz", "--format", "json")
     assert json.loads(done.stdout)["labelled"] == 240

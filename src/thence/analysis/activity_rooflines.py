@@ -53,6 +53,13 @@ _SCHEMA = {
 }  # fmt: skip
 
 
+STATE_PEAKS = (
+    "--peak bfloat16=989 --bandwidth 3350 states them (TFLOP/s without sparsity, and GB/s), and "
+    "thence roofline --measure-peaks measures them"
+)
+"""What to do about unknown peaks."""
+
+
 def known_peaks(trace: Attributed, given: Peaks | None) -> dict[tuple[int, int], Peaks]:
     """The peaks of each device by rank and device; devices of unknown peaks are left out.
 
@@ -65,11 +72,7 @@ def known_peaks(trace: Attributed, given: Peaks | None) -> dict[tuple[int, int],
     named = _peaks_by_name(names)
     if not named:
         unknown = sorted({name or "a device without a name" for name in names.values()})
-        raise MissingData(
-            f"{trace.meta.named}: the peaks of {', '.join(unknown)} are not known; "
-            "--peak bfloat16=989 --bandwidth 3350 states them (TFLOP/s without sparsity, and GB/s), and "
-            "thence roofline --measure-peaks measures them"
-        )
+        raise MissingData(f"{trace.meta.named}: the peaks of {', '.join(unknown)} are not known; {STATE_PEAKS}")
     return named
 
 

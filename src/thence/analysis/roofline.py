@@ -17,6 +17,7 @@ from thence.analysis.activity_rooflines import (
     BOUNDS,
     LINKS_WAIT,
     REASONS,
+    STATE_PEAKS,
     activity_rooflines,
     attainable_peaks,
     known_peaks,
@@ -235,7 +236,8 @@ class Roofline(Answer):
         counted = () if self.counters is None else self.counters.remarks(self.measured)
         wide = (self.wide_text,) if self.wide_text else ()
         links = (LINKS_WAIT,) if (self.rows["bound"] == "link").any() else ()
-        return (*wide, *links, *sorted(peaks, reverse=True), *clocks, *self._clock_as_cause(), *unknown, *counted)
+        cure = () if self.peaks else (f"the peaks of these devices are not known; {STATE_PEAKS}",)
+        return (*wide, *links, *cure, *sorted(peaks, reverse=True), *clocks, *self._clock_as_cause(), *unknown, *counted)
 
     def _clock_as_cause(self) -> Iterator[str]:
         """How much of the sampled time is a clock below that of the peaks, in rows that compute decides."""
@@ -311,7 +313,12 @@ def roofline(trace: Attributed, by: str, given: Peaks | None = None) -> Roofline
     """
     if trace.gpu.is_empty():
         raise MissingData(f"{', '.join(trace.meta.inputs)}: there is no device activity")
-    peaks = known_peaks(trace, given)
+    try:
+        peaks = known_peaks(trace, given)
+    except MissingData:
+        if trace.counters.is_empty():
+            raise
+        peaks = {}  # what was counted needs none
     attainable = attainable_peaks(trace)
     activities = activity_rooflines(trace, peaks).with_columns(
         attainable_ns=activity_rooflines(trace, attainable)["roofline_ns"] if attainable else pl.lit(None, pl.Float64)
@@ -387,7 +394,7 @@ def _wide_ns(trace: Attributed, activities: pl.DataFrame, peaks: Mapping[tuple[i
     slower = [
         dtype
         for dtype in _WIDE
-        if all(held.tflops.get("bfloat16", 0.0) > held.tflops.get(dtype, math.inf) for held in peaks.values())
+        if peaks and all(held.tflops.get("bfloat16", 0.0) > held.tflops.get(dtype, math.inf) for held in peaks.values())
     ]
     named = pl.when(pl.lit(matching(trace.gpu["name"], _PRODUCT))).then(pl.lit(data_types(trace).cast(pl.String)))
     product = pl.when(pl.col("flop").is_not_null()).then("dtype").otherwise(named)

@@ -145,9 +145,11 @@ def command(
     else:
         trace = recorded
         if page is None and not trace.graph_coverage.labelled:
+            named = trace.tables.places["op_name"].is_not_null().any()
+            others = ("thence report --by op_name shows what JAX named itself", *trace.meta.warnings)
             raise MissingData(
                 f"{', '.join(inputs.paths)}: there are no matching labels next to it; name them "
-                "with --labels, or an eager run with --eager" + "".join(f"; {text}" for text in trace.meta.warnings)
+                "with --labels, or an eager run with --eager" + "".join(f"; {text}" for text in others[not named :])
             )
     graph = None if page is None else trace.replayed_graph(graph_id)
     if output is not None:

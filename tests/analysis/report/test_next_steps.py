@@ -128,7 +128,7 @@ def test_a_program_that_launches_all_from_one_line_is_told_how_to_see_inside(
         meta=SimpleNamespace(formats=["thence recording"], accelerators={"cuda"}),
         programs=pl.DataFrame(),
     )
-    summary = SimpleNamespace(unattributed={}, attributed_ns={"source": 100}, sum_ns=100)
+    summary = SimpleNamespace(by="module", unattributed={}, attributed_ns={"source": 100}, sum_ns=100)
     sentences = list(advice(trace, summary))  # type: ignore[arg-type]
     assert len(sentences) == told
     assert all("100.0 %" in one and "train.py:9 main" in one and "--own PACKAGE" in one for one in sentences)
@@ -139,6 +139,12 @@ def test_a_recording_is_not_told_to_record() -> None:
     assert thence.open(DATA / "jax" / "recording").first_screen().advice == ()
     (told,) = thence.open(TORCH / "graph_replay_rank0.json.gz").first_screen().advice
     assert "CUDA graphs without labels" in told
+
+
+def test_programs_of_jax_have_op_names_where_modules_are_asked_for() -> None:
+    (told,) = thence.open(DATA / "jax" / "recording").first_screen("module").advice
+    assert told.startswith("0.0 % of the GPU time has a module")
+    assert told.endswith("thence report --by op_name shows it")
 
 
 def test_shares_are_of_the_same_steps_as_the_table() -> None:

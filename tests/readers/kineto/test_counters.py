@@ -18,6 +18,7 @@ from stores import stored
 from thence.analysis.counters.answer import figures_as_text
 from thence.analysis.counters.over_time import use_over_time
 from thence.analysis.diff.hardware import hardware_of
+from thence.errors import MissingData
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -56,8 +57,10 @@ def copying(time: int) -> bool:
     return (time - BEGIN) % 1_000 >= 400
 
 
-def opened(folder: Path, samples: Sequence[dict[str, Any]], name: str = "a.json") -> thence.Trace:
-    document = {"deviceProperties": DEVICES, "baseTimeNanoseconds": 0, "traceEvents": [*kernels(), *samples]}
+def opened(
+    folder: Path, samples: Sequence[dict[str, Any]], name: str = "a.json", *, devices: Sequence[Any] = DEVICES
+) -> thence.Trace:
+    document = {"deviceProperties": devices, "baseTimeNanoseconds": 0, "traceEvents": [*kernels(), *samples]}
     (folder / name).write_text(json.dumps(document))
     return thence.open(folder / name)
 
@@ -125,6 +128,16 @@ def test_shares_of_a_peak_are_time(tmp_path: Path, named: bool) -> None:
     text, headings = figures_as_text(trace.roofline(by="kernel").measured)
     assert headings["dram_busy_ns"] == "memory busy"
     assert {value.partition(" ±")[0] for value in text["dram_busy_ns"]} == {"15.0 %", "90.0 %"}
+
+
+def test_what_was_counted_is_said_of_a_device_without_known_peaks(tmp_path: Path) -> None:
+    trace = opened(tmp_path, of_kineto({"dram__bytes_read.sum.per_second": (4e11, 2.4e12)}), devices=())
+    assert measured(trace)["copy"]["dram_read_bytes"] == pytest.approx(0.03 * 2.4e12)
+    found = trace.roofline()
+    assert (found.peaks, found.totals["headroom_ns"], found.wide_share) == ((), 0, 0)
+    assert any("peaks of these devices are not known; --peak" in text for text in found.remarks())
+    with pytest.raises(MissingData, match="a device without a name are not known; --peak"):
+        opened(tmp_path, [], devices=()).roofline()
 
 
 def test_tracks_and_stores_have_the_same(tmp_path: Path) -> None:

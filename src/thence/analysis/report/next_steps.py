@@ -38,6 +38,8 @@ MAX_REPLAYED = 150_000
 """Most rows (activities and host ranges) of a trace for which it is tried whether ``whatif`` can replay it: that takes
 about a second for so many, and only a replay shows whether the recording explains enough."""
 _CODE = ("module", "label", "source", "op_name")
+_NOT_OF_JAX = ("module", "label")
+"""Kinds of places that programs of JAX may lack, whose op_names say as much."""
 _FORMATS_OF_RECORDINGS = frozenset({THENCE_RECORDING})
 
 
@@ -198,6 +200,14 @@ def _whole(headline: Headline) -> str:
 
 def advice(trace: Attributed, summary: Summary) -> Iterator[str]:
     """What another recording would show, one sentence each."""
+    named, shown = (summary.attributed_ns.get(kind, 0) for kind in ("op_name", summary.by))
+    if summary.by in _NOT_OF_JAX and named >= PROPOSED_COVERED_SHARE * summary.sum_ns > 0 and shown < named / 2:
+        has_it, has_name = (format_share(ns, summary.sum_ns) for ns in (shown, named))
+        yield (
+            f"{has_it} of the GPU time has a {summary.by}, {has_name} has the op_name that JAX wrote: thence report "
+            "--by op_name shows it"
+        )
+        return
     inside = [reason for reason in summary.unattributed.get("label", ()) if reason.code == "graph"]
     if inside and inside[0].share >= 0.2 and "thence label" in (inside[0].advice or ""):
         share = format_share(inside[0].share, 1)
