@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import thence
 from helpers import kernel, launch, run_thence, written
 from thence.inside.files import load
 from thence.readers.jax.hlo_dump import hlo_dump_modules
+from thence.readers.kineto import decoding
 from thence.readers.source import expand
 
 if TYPE_CHECKING:
@@ -78,3 +80,25 @@ def test_globs_end_where_links_of_folders_lead_in_circles(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     assert sorted(expand(["**/*.json"], ())) == ["in/u.json", "t.json"]
     assert expand(["**/.h*.json"], ()) == [".hidden.json"]
+
+
+@pytest.mark.skipif(
+    not os.access("/proc/self/mem", os.R_OK), reason="there is no file that cannot be read at its begin"
+)
+def test_a_folder_is_not_read_without_a_file_that_the_system_cannot_read(tmp_path: Path) -> None:
+    trace(tmp_path / "rank0.json")
+    (tmp_path / "rank1.json").symlink_to("/proc/self/mem")
+    with pytest.raises(thence.InputError, match=r"rank1\.json: cannot be read \(Input/output error\)"):
+        _ = thence.open(tmp_path).tables
+
+
+def test_an_error_in_the_middle_of_a_read_names_the_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a network's file system, which names no file then."""
+    path = trace(tmp_path / "a.json")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(decoding, "_json", refuse)
+    with pytest.raises(thence.InputError, match=r"a\.json: reading failed \(Stale file handle\)"):
+        _ = thence.open(path).tables

@@ -10,6 +10,7 @@ import glob
 import importlib
 import os
 import re
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -28,7 +29,7 @@ from thence.readers.source import STANDARD_INPUT, NumberedFiles, Source, check_r
 from thence.readers.torch_annotations import is_annotation_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from thence.model.tables import Tables
 
@@ -204,10 +205,11 @@ def read(
             continue
         try:
             _text_name(name)
-            tables = plausible(_read_one(name, progress, expansion, cores), name)
-            tables = graph_labels.with_annotations_beside(tables, beside, expansion)
-            tables = flight_recorder.with_records_beside(tables, beside, expansion)
-            tables = nccl_inspector.with_records_beside(tables, beside, expansion)
+            with _named(name):
+                tables = plausible(_read_one(name, progress, expansion, cores), name)
+                tables = graph_labels.with_annotations_beside(tables, beside, expansion)
+                tables = flight_recorder.with_records_beside(tables, beside, expansion)
+                tables = nccl_inspector.with_records_beside(tables, beside, expansion)
             parts.append(Read(name, origin, tables))
         except UnknownFormat:
             if name in names:
@@ -322,6 +324,21 @@ def _recorded_twice(files: list[str]) -> set[str]:
     return reports | viewers
 
 
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Gives errors of the system that name no file, as in the middle of a read, the name of the input.
+
+    Raises:
+        DamagedInput: the system could not read on.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise DamagedInput(name, f"reading failed ({error.strerror or error})") from error
+
+
 def _read_one(
     name: str, progress: Callable[[str, int, int], None], expansion: Expansion, cores: int | None = None
 ) -> Tables:
@@ -353,6 +370,8 @@ def _read_file(name: str, progress: Callable[[str, int, int], None], expansion: 
     with Source.open(name, expansion, cores) as source:
         check_memory(name, source.expected_bytes if source.plain else source.stored_bytes)
         head = source.head()
+        if source.failed:  # it may hold a trace, so a folder that it is in is not read without it
+            raise DamagedInput(name, source.damage or "")
         reader = _file_reader(head)
         if reader is not None:
             with unchanged(name, lambda: source.changed):

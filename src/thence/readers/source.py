@@ -106,6 +106,7 @@ class Source:
         expansion: how much larger than its stored size its content may be.
         cores: how many cores may decode it at once; None: all cores.
         damage: why the stream ended early, set while reading; None if it did not.
+        failed: whether that is because the system could not read on, not because of what the input holds.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Source:
     expansion: Expansion = DEFAULT
     cores: int | None = None
     damage: str | None = None
+    failed: bool = False
     _raw: BinaryIO | None = None
     _ahead: bytes = b""
     _written: Written | None = None
@@ -140,9 +142,11 @@ class Source:
             try:
                 if raw.peek(2)[:2] == _GZIP_MAGIC:
                     source.stream, source.plain = _Unzipped(raw, name, expansion), False
-                yield source
             except IsADirectoryError as error:
                 raise InputError(name, "is a directory") from error
+            except OSError as error:
+                raise InputError(name, f"cannot be read ({error.strerror or error})") from error
+            yield source
 
     def head(self) -> bytes:
         """The first decompressed bytes, up to `_HEAD_BYTES`; `read` still returns them."""
@@ -222,7 +226,7 @@ class Source:
         except _DAMAGE as error:
             self.damage = f"the gzip data is cut or damaged ({error})"
         except OSError as error:
-            self.damage = f"reading failed ({error.strerror or error})"
+            self.damage, self.failed = f"reading failed ({error.strerror or error})", True
         return b""
 
 

@@ -155,7 +155,8 @@ def _decoded_columns(begun: Begun, progress: Callable[[int], None]) -> Arrays:
     source = begun.source
     columns = collected(begun.columns, lambda: progress(source.consumed), source.expected_bytes / PIECE_BYTES)
     if columns["events"] == columns["damaged"]:
-        raise DamagedInput(source.name, "holds no event that could be read; expected a torch.profiler trace")
+        expected = "holds no event that could be read; expected a torch.profiler trace"
+        raise DamagedInput(source.name, source.damage or expected)
     _give_back(source)
     return columns
 
