@@ -56,6 +56,24 @@ def temporary_path(target: Path) -> Path:
     return target.parent / f".{target.name}.{os.urandom(4).hex()}"
 
 
+def rename(source: Path, target: Path) -> None:
+    """Renames a file or folder; one at the target is replaced.
+
+    A file system of a network may say that a rename failed which it has done: the target is asked before that counts.
+
+    Raises:
+        OSError: it could not be renamed.
+    """
+    state = source.lstat()
+    try:
+        source.replace(target)
+    except OSError:
+        with suppress(OSError):
+            if os.path.samestat(state, target.lstat()):
+                return
+        raise
+
+
 def _permissions(target: Path) -> int | None:
     """The permissions of a file or folder that is to be replaced; None if there is none."""
     try:
@@ -90,10 +108,12 @@ def atomic_open(target: Path) -> Iterator[IO[bytes]]:
         with file:
             yield file
         _permit(temporary, permissions)
-        temporary.replace(target)
-    except BaseException:
+        rename(temporary, target)
+    except BaseException as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            raise OSError(error.errno, error.strerror, str(target)) from error
         raise
 
 
@@ -142,12 +162,12 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         yield unfinished
         _permit(unfinished, permissions)
         with suppress(FileNotFoundError):
-            place.rename(replaced)
+            rename(place, replaced)
         try:
-            unfinished.rename(place)
+            rename(unfinished, place)
         except BaseException:
             with suppress(FileNotFoundError):
-                replaced.rename(place)
+                rename(replaced, place)
             raise
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)

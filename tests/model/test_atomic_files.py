@@ -57,14 +57,14 @@ def test_after_an_error_the_old_folder_is_there(target: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_renamed_leaves_the_old_one(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rename = Path.rename
+    rename = Path.replace
 
     def refused(path: Path, new: Path) -> Path:
         if new == target and (path / "new").exists():
             raise PermissionError(13, "Permission denied")
         return rename(path, new)
 
-    monkeypatch.setattr(Path, "rename", refused)
+    monkeypatch.setattr(Path, "replace", refused)
     with pytest.raises(PermissionError), atomic_folder(target) as folder:
         (folder / "new").write_text("new")
     assert content(target) == {"old": "old"}
@@ -137,3 +137,23 @@ def test_temporary_files_are_of_their_user_alone() -> None:
     with tempfile.NamedTemporaryFile() as file, tempfile.TemporaryDirectory() as folder:
         modes = [stat.S_IMODE(Path(name).stat().st_mode) for name in (file.name, folder)]
     assert modes == [0o600, 0o700]
+
+
+def test_a_rename_that_was_done_and_is_told_as_failed_counts_as_done(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client of NFS asks twice where the first answer was lost; the second answer is that there is no such file."""
+    rename = Path.replace
+
+    def told_as_failed(path: Path, new: Path) -> Path:
+        rename(path, new)
+        raise FileNotFoundError(2, "No such file or directory", str(path), None, str(new))
+
+    monkeypatch.setattr(Path, "replace", told_as_failed)
+    with atomic_open(tmp_path / "file") as file:
+        file.write(b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"
+    with atomic_folder(target) as folder:
+        (folder / "new").write_text("new")
+    assert content(target) == {"new": "new"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "out"]

@@ -17,7 +17,7 @@ import thence
 from helpers import DATA, FSDP, output
 from stores import stored
 from thence.errors import DamagedInput, InputError
-from thence.store.files import write_table
+from thence.parquet_files import write_table
 from thence.store.layout import FACTS, MANIFEST, PART, SUMMARIES
 
 if TYPE_CHECKING:
@@ -238,9 +238,10 @@ def test_references_to_rows_that_are_not_there(store: Path, row: int, capsys: py
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
-def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path) -> None:
+@pytest.mark.parametrize("height", [1, 100_000])  # what is told when the file is closed, and before
+def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, height: int) -> None:
     (tmp_path / "a.parquet").symlink_to("/dev/full")
-    rows = pl.DataFrame({"a": range(100_000)})
+    rows = pl.DataFrame({"a": range(height)})
     with pytest.raises(OSError, match="No space left on device") as told:
         write_table(rows, tmp_path / "a.parquet")
     assert told.value.filename == str(tmp_path / "a.parquet")

@@ -16,9 +16,9 @@ import thence
 from helpers import FSDP, output
 from stores import stored
 from thence.errors import DamagedInput, MissingRequirement
+from thence.parquet_files import write_table
 from thence.readers import parquet_probe
 from thence.store import parquet_check
-from thence.store.files import write_table
 
 if TYPE_CHECKING:
     from pathlib import Path

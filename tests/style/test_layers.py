@@ -21,6 +21,7 @@ LAYERS = (
         "importing",
         "memory_limits",
         "parallel",
+        "parquet_files",
         "units",
         "version",
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from typing import TYPE_CHECKING
@@ -105,6 +106,25 @@ def test_windows_are_summarized_once_and_by_one_follower(recording: Path) -> Non
     lock = os.open(folder / "summaries.lock", os.O_RDWR)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(lock)
+
+
+def test_where_the_file_system_has_no_locks_windows_are_summarized_once_too(
+    recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_file: int, _how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    folder = only_folder(recording)
+    windows = read(folder).windows
+    (folder / SUMMARIES_FILE).unlink()
+    followers = Follower(recording), Follower(recording)
+    for follower in followers:
+        follower.look()
+        assert follower.troubles == {}
+    assert read(folder).windows == windows
+    for follower in followers:
+        follower.end()
 
 
 def window(end: int, **more: object) -> Window:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.atomic_files import os_error
 from thence.errors import DamagedInput, InputError
 from thence.readers.expansion import DEFAULT, decoded_bytes
 from thence.readers.source import check_regular
@@ -121,15 +120,3 @@ def _depth(dtype: object) -> int:
     while isinstance(dtype, pl.List | pl.Array):
         dtype, depth = dtype.inner, depth + 1
     return depth
-
-
-def write_table(frame: pl.DataFrame, path: Path) -> None:
-    """Writes a table as Parquet.
-
-    Raises:
-        OSError: it cannot be written there; converted from the error that Polars raises for this.
-    """
-    try:
-        frame.write_parquet(path, compression="lz4")
-    except pl.exceptions.ComputeError as error:
-        raise os_error(error, path) from error

@@ -14,7 +14,7 @@ import os
 import shutil
 import socket
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -104,12 +104,16 @@ def locked(store: Path) -> Iterator[str | None]:
                 "at the same time"
             )
         holder = json.dumps({"process": os.getpid(), "host": socket.gethostname()})
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, holder.encode(), 0)
+        try:
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, holder.encode(), 0)
+        except OSError as error:
+            raise UsageError(f"{store}: cannot be written to: {error.strerror}") from error
         try:
             yield unguarded
         finally:
-            os.ftruncate(handle, 0)
+            with suppress(OSError):  # what it names is read only while it is locked
+                os.ftruncate(handle, 0)
     finally:
         os.close(handle)
 

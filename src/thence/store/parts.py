@@ -42,9 +42,10 @@ from thence.model.tables import (
     THREADS,
     WAITS,
 )
+from thence.parquet_files import write_table
 from thence.readers.plausible import plausible
 from thence.store.facts import decode_facts
-from thence.store.files import content_of, is_there, reading, tables_within, write_table
+from thence.store.files import content_of, is_there, reading, tables_within
 from thence.store.layout import FACTS, RANKS, SUMMARIES, summary_file
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def write_tables(trace: Attributed, folder: Path, *, host: bool) -> None:
     for name, frame in (tables | _modules(trace)).items():
         if frame.height:
             stored = frame.with_columns(pl.col(pl.Enum).cast(pl.Categorical()))
-            write_table(stored, folder / f"{name}.parquet")
+            write_table(stored, folder / f"{name}.parquet", "lz4")
 
 
 def _without_host(trace: Attributed) -> Attributed:
@@ -318,7 +319,7 @@ def _join(root: Path, entries: Sequence[Entry], target: Path, name: str) -> None
                 joined = pl.concat(plans).collect()
             else:  # much faster
                 joined = plan.collect()
-        write_table(joined, target / summary / name)
+        write_table(joined, target / summary / name, "lz4")
 
 
 def summary_folders(root: Path, names: Sequence[str]) -> list[Path]:

@@ -17,14 +17,14 @@ import msgspec
 import polars as pl
 
 from thence.analysis.soundness.check import check
-from thence.atomic_files import temporary_path
+from thence.atomic_files import atomic_write, rename, temporary_path
 from thence.attribution.attribute import attribute
 from thence.credentials import without_credentials
 from thence.errors import ThenceError, UnknownFormat
+from thence.parquet_files import write_table
 from thence.readers.expansion import Expansion
 from thence.readers.registry import read
 from thence.store.facts import Facts, encode_facts
-from thence.store.files import write_table
 from thence.store.layout import (
     FACTS,
     PART,
@@ -128,9 +128,9 @@ def _written(job: Job, trace: Attributed, was: Fingerprint, began: float) -> str
     try:
         write_tables(trace, unfinished, host=job.settings.host)
         facts = encode_facts(Facts(trace.meta, soundness, trace.own, trace.installed))
-        (unfinished / FACTS).write_bytes(facts)
+        atomic_write(unfinished / FACTS, facts)
         for name, frame in summaries_of(trace, soundness).items():
-            write_table(frame, unfinished / summary_file(name))
+            write_table(frame, unfinished / summary_file(name), "lz4")
         part = Part(
             source=without_credentials(job.source),
             fingerprint=was,
@@ -158,10 +158,10 @@ def _give_name(unfinished: Path, target: Path) -> None:
     if target.exists():
         old = temporary_path(target)
         with suppress(OSError):  # another run of the same task may have been faster
-            target.rename(old)
+            rename(target, old)
         shutil.rmtree(old, ignore_errors=True)
     try:
-        unfinished.rename(target)
+        rename(unfinished, target)
     except OSError:
         if not (target / PART).exists():
             raise

@@ -53,6 +53,7 @@ class Follower:
         self._directory = directory
         self._host = host
         self._locks: dict[Path, int] = {}
+        self._unguarded: set[Path] = set()
         self._seen: dict[Path, int] = {}
         self._ends: dict[Path, int] = {}
         self.troubles: dict[Path, str] = {}
@@ -77,6 +78,8 @@ class Follower:
     def _summarize(self, folder: Path) -> None:
         from thence.watch.windows import summarized  # Polars and the readers, once there is a window
 
+        if folder in self._unguarded:  # another follower may have summarized the last ones
+            self._ends[folder] = last_end_unix_ns(folder)
         windows = summarized(folder, self._ends[folder])
         if windows:
             append(folder, windows)
@@ -91,9 +94,11 @@ class Follower:
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             os.close(lock)
             return False
+        except OSError:  # the file system has no locks
+            self._unguarded.add(folder)
         self._locks[folder] = lock
         self._ends[folder] = last_end_unix_ns(folder)
         return True

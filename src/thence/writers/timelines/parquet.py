@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import polars as pl
 
+from thence.parquet_files import write_table
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -32,7 +34,7 @@ def write_parquet(timeline: Timeline, folder: Path) -> None:
     trace = timeline.trace
     for name in _TABLES:
         frame: pl.DataFrame = timeline.counters if name == "counters" else getattr(trace, name)
-        frame.write_parquet(folder / f"{name}.parquet")
+        write_table(frame, folder / f"{name}.parquet")
     if timeline.inside:
         launches = [
             phases.ranges.select(
@@ -45,7 +47,7 @@ def write_parquet(timeline: Timeline, folder: Path) -> None:
             )
             for number, phases in enumerate(timeline.inside)
         ]
-        pl.concat(launches).write_parquet(folder / _INSIDE)
+        write_table(pl.concat(launches), folder / _INSIDE)
     facts = dataclasses.asdict(trace.meta)
     facts |= {"clock_corrections_ns": {str(r): ns for r, ns in timeline.corrections.items()}}
     facts |= {"clocks": list(timeline.notes)}
