@@ -237,16 +237,8 @@ class Roofline(Answer):
         wide = (self.wide_text,) if self.wide_text else ()
         links = (LINKS_WAIT,) if (self.rows["bound"] == "link").any() else ()
         cure = () if self.peaks else (f"the peaks of these devices are not known; {STATE_PEAKS}",)
-        return (
-            *wide,
-            *links,
-            *cure,
-            *sorted(peaks, reverse=True),
-            *clocks,
-            *self._clock_as_cause(),
-            *unknown,
-            *counted,
-        )
+        said = (*wide, *links, *cure, *sorted(peaks, reverse=True), *clocks, *self._clock_as_cause())
+        return (*said, *unknown, *counted)
 
     def _clock_as_cause(self) -> Iterator[str]:
         """How much of the sampled time is a clock below that of the peaks, in rows that compute decides."""

@@ -89,7 +89,7 @@ def _lacking(error: BaseException) -> str:
     package = name.partition(".")[0]
     if package in ("", "thence"):
         return ""
-    return f"{sys.executable} has no package {package}, which thence needs: pip install thence installs what is missing"
+    return f"this Python has no package {package}, which thence needs: pip install thence installs what is missing"
 
 
 def _usage(error: click.ClickException) -> str:

@@ -138,7 +138,7 @@ def test_what_cannot_be_sampled_is_said_and_the_recording_goes_on(tmp_path: Path
     for name, reason in {
         "cuptiPCSamplingEnable": "the user has no right to profile",
         "cuptiPCSamplingSetConfigurationAttribute": "profiling is not supported on this MIG device",
-        "cuptiPCSamplingStart": "another process, samples the counters of this device",
+        "cuptiPCSamplingStart": "samples the counters of this device, and meanwhile CUPTI may record no kernels",
         "cuptiPCSamplingGetData": "an unknown internal error",
         "old": "is older than that of CUDA 12.8",
     }.items():

@@ -137,7 +137,7 @@ static int begin_sampling(Context *of) {
     return 0;
 }
 
-/* While sampling is enabled and did not start, CUPTI recorded no kernels, on an H200 that another process sampled. */
+/* Where it does not start, nothing of it stays enabled. */
 static void begin(Context *of) {
     Parameters only = {.size = UP_TO(context), .context = of->context};
     if (begin_sampling(of) && of->enabled) of->enabled = cupti.disable(&only) != 0;

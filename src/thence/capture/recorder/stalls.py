@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from thence.capture.cuda.cupti import BUSY
 from thence.capture.cuda.pc_sampling import PcSampler, SourceLines
 from thence.errors import MissingRequirement
 from thence.model.stall_reasons import reason_of
@@ -36,6 +37,8 @@ _MAX_IMAGE_BYTES = 256 << 20
 """Of modules with lines."""
 _MAX_NEW = 20_000
 """Instructions whose lines are looked up each time that samples are taken: a quarter of a second. Others have none."""
+_NO_KERNELS = ", and meanwhile CUPTI may record no kernels of this process either: record it without stalls"
+"""Seen on an H200 and an H100."""
 _Key = tuple[int, int, int]
 
 
@@ -84,7 +87,7 @@ class Stalls:
             return
         for sums in self._sums:
             if sums.error is not None:
-                self._fail(str(sums.error))
+                self._fail(f"{sums.error}{_NO_KERNELS if sums.error.code == BUSY else ''}")
             if len(sums.rows):
                 self._keep(self._placed(sums, names, lines))
         self._over = last
