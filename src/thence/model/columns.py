@@ -26,6 +26,14 @@ def mask_of(values: pl.Series) -> Mask:
     return (values.fill_null(value=False) if values.null_count() else values).to_numpy()
 
 
+def known(values: pl.Series) -> Mask:
+    """Which values are not null."""
+    missing = values.null_count()
+    if missing in (0, len(values)):
+        return np.full(len(values), not missing)
+    return values.is_not_null().to_numpy()
+
+
 def row_numbers(references: pl.Series) -> Int64:
     """Row numbers as an array, `NO_ROW` for null."""
     if references.null_count() == len(references):

@@ -25,7 +25,7 @@ Nsight Systems, and ``MemcpyH2D`` of XLA's profiler."""
 
 def distinct_names(names: pl.Series) -> pl.Series:
     """The distinct names, without null, in any order."""
-    distinct = names.unique()
+    distinct = names.unique() if len(names) else names
     return distinct.drop_nulls() if distinct.null_count() else distinct
 
 
