@@ -47,4 +47,6 @@ def among(names: pl.Series, chosen: pl.Series) -> Mask:
     Args:
         names, chosen: Categorical; a null in ``names`` is not among them.
     """
-    return mask_of(names.is_in(chosen.implode())) if len(chosen) else np.zeros(len(names), np.bool_)
+    if names.is_empty() or chosen.is_empty():
+        return np.zeros(len(names), np.bool_)
+    return mask_of(names.is_in(pl.Series([chosen])))
