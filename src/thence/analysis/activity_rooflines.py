@@ -17,6 +17,7 @@ from thence.attribution.work.activity_work import activity_work
 from thence.errors import MissingData
 from thence.model.attributed import of_each_activity
 from thence.model.collective_kinds import bandwidths, kind_of
+from thence.model.grouped_intervals import numbered
 from thence.model.names import BETWEEN_DEVICES, FROM_DEVICE, TO_DEVICE, matching
 from thence.model.peaks import DTYPES, measured_peaks_of, peaks_at_clock, peaks_of
 from thence.model.thresholds import MAX_OVER_PEAK, SHORT_KERNEL_NS
@@ -96,8 +97,8 @@ def attainable_peaks(trace: Attributed) -> dict[tuple[int, int], Peaks]:
 def _names_of_devices(trace: Attributed) -> dict[tuple[int, int], str]:
     """The name of each device with activities, by rank and device; empty where it is not known."""
     names = {(device.rank, device.device): device.name or "" for device in trace.meta.devices}
-    pairs = trace.gpu.select("rank", "device").unique().sort("rank", "device").rows()
-    return {pair: names.get(pair, "") for pair in pairs}
+    _, devices = numbered(trace.gpu, "rank", "device")
+    return {pair: names.get(pair, "") for pair in devices.rows()}
 
 
 def _peaks_by_name(names: Mapping[tuple[int, int], str]) -> dict[tuple[int, int], Peaks]:
@@ -194,7 +195,7 @@ def activity_rooflines(trace: Attributed, peaks: Mapping[tuple[int, int], Peaks]
     activities = (
         trace.gpu.select("rank", "device", "kind", "duration", "name", "program", communicates=communicates(trace))
         .hstack(activity_work(trace).cast({"dtype": pl.String}))
-        .with_columns(link_bytes=_link_bytes(trace))
+        .hstack([_link_bytes(trace)])
         .join(_ceilings(peaks), on=["rank", "device"], how="left", maintain_order="left")
     )
     rated = _in_tf32(activities)
@@ -209,17 +210,19 @@ def activity_rooflines(trace: Attributed, peaks: Mapping[tuple[int, int], Peaks]
         **{column: pl.col(column) for column in ("flop", "bytes", "compute_ns", "work_rule")},
     }
     return (
-        rated.with_columns(reason=_reason(of_xla=of_xla))
+        rated.lazy()
+        .with_columns(reason=_reason(of_xla=of_xla))
         .select("rank", "device", "duration", "reason", **{n: pl.when(known).then(e) for n, e in shown.items()})
         .select(pl.col(column).cast(dtype) for column, dtype in _SCHEMA.items())
+        .collect()
     )
 
 
 def _with_times(rated: pl.DataFrame) -> pl.DataFrame:
     """Adds links (whether its bytes pass over a link), and the times that FLOP and bytes take at the ceilings."""
-    copies = pl.col("kind") == "memcpy"
+    copies = rated["kind"] == "memcpy"
     ways = (f"{TO_DEVICE}|{FROM_DEVICE}", BETWEEN_DEVICES)
-    over_host, over_gpu = (copies & pl.lit(matching(rated["name"], way)) for way in ways)
+    over_host, over_gpu = (pl.lit(copies & matching(rated["name"], way) if copies.any() else copies) for way in ways)
     links = pl.col("communicates") | over_host | over_gpu
     link = pl.when(over_host).then("host_link").otherwise("gpu_link")
     moved = pl.when("communicates").then("link_bytes").otherwise("bytes")
@@ -286,11 +289,13 @@ def _in_tf32(activities: pl.DataFrame) -> pl.DataFrame:
     fast = pl.col("flop") / pl.col("duration") / 1e3 > pl.col("peak_float32")
     dtype = pl.when((pl.col("dtype") == "float32") & fast).then(pl.lit("tf32")).otherwise("dtype")
     peak = [pl.when(pl.col("dtype") == dtype).then(f"peak_{dtype}") for dtype in DTYPES]
-    return activities.with_columns(dtype=dtype).with_columns(tflops=pl.coalesce(peak))
+    return activities.lazy().with_columns(dtype=dtype).with_columns(tflops=pl.coalesce(peak)).collect()
 
 
 def _link_bytes(trace: Attributed) -> pl.Series:
     """Bytes that each collective must move over a device's link, as bus bandwidth counts them; null for all others."""
+    if trace.collectives.is_empty():
+        return pl.Series("link_bytes", [None], dtype=pl.Float64).new_from_index(0, trace.gpu.height)
     described = trace.collectives.select(
         "gpu", "bytes", "group_size", collective=kind_of(pl.col("collective")), once=pl.lit(1.0)
     ).unique("gpu", keep="first")
