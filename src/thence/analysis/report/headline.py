@@ -470,7 +470,7 @@ class _Shares:
         of_device = windows.group_by("rank", "device").agg(pl.col("duration", "busy_ns", "exposed_ns").sum())
         length = max(int(of_device["duration"].sum()), 1)
         busy, exposed = (int(of_device[name].sum()) / length for name in ("busy_ns", "exposed_ns"))
-        return cls(busy, exposed, _spread(of_device, "busy_ns"), _spread(of_device, "exposed_ns"))
+        return cls(busy, exposed, *_spreads(of_device, "busy_ns", "exposed_ns"))
 
     def measured(self, late: tuple[Late, ...], *, of_steps: bool) -> Measured:
         """What a verdict is made of."""
@@ -481,13 +481,14 @@ class _Shares:
         return Measured(of_steps, self.busy, self.exposed, shares, self.no_causes, late, spreads, self.pace)
 
 
-def _spread(windows: pl.DataFrame, name: str) -> Spread:
-    """The spread over the devices of a column of ns as a share of ``duration``, the median of each device."""
-    share = (pl.col(name) / pl.col("duration").clip(1)).median()
-    of_device = windows.group_by("rank", "device").agg(share=share)["share"].to_numpy()
-    if not len(of_device):
-        return ALIKE
-    return Spread(float(of_device.min()), float(of_device.max()), len(of_device), float(of_device.mean()))
+def _spreads(windows: pl.DataFrame, *names: str) -> list[Spread]:
+    """The spread over the devices of columns of ns as shares of ``duration``, the median of each device."""
+    if windows.is_empty() or not names:
+        return [ALIKE] * len(names)
+    shares = ((pl.col(name) / pl.col("duration").clip(1)).median() for name in names)
+    of_device = windows.group_by("rank", "device").agg(shares)
+    of_names = (of_device[name].to_numpy() for name in names)
+    return [Spread(float(s.min()), float(s.max()), len(s), float(s.mean())) for s in of_names]
 
 
 def _headline(
@@ -506,6 +507,7 @@ def _headline(
 def step_figures(steps: Steps, soundness: Soundness) -> StepFigures:
     """The typical step of a trace."""
     frame, typical = steps.frame, steps.typical
+    busy_spread, exposed_spread = _spreads(typical, "busy_ns", "exposed_ns")
     length = pl.col("duration").clip(1)
     median, busy_ns, busy, exposed = typical.select(
         pl.col("duration").median(),
@@ -525,8 +527,8 @@ def step_figures(steps: Steps, soundness: Soundness) -> StepFigures:
         *_extremes(steps),
         soundness.idle_is(),
         busy_ns,
-        busy_spread=_spread(typical, "busy_ns"),
-        exposed_spread=_spread(typical, "exposed_ns"),
+        busy_spread=busy_spread,
+        exposed_spread=exposed_spread,
     )
 
 
@@ -666,15 +668,15 @@ def _median_shares(sums: pl.DataFrame, windows: pl.DataFrame) -> _Causes:
         sums: cause, window (row in ``windows``), ns.
         windows: rank, device and duration (ns) of each.
     """
-    medians = {}
     of_cause = sums.group_by("cause", maintain_order=True).agg("window", "ns").sort("cause")
-    for cause, rows, ns in of_cause.rows():
-        inside = np.zeros(windows.height, np.int64)
-        inside[rows] = ns
-        shares = windows.select("rank", "device", pl.col("duration"), ns=pl.Series(inside))
-        median = float(np.median(inside / np.maximum(windows["duration"].to_numpy(), 1)))
-        medians[cause] = (median, _spread(shares, "ns"))
-    return medians
+    inside = np.zeros((of_cause.height, windows.height), np.int64)
+    for place, (_, rows, ns) in enumerate(of_cause.iter_rows()):
+        inside[place, rows] = ns
+    causes = of_cause["cause"].to_list()
+    columns = [pl.Series(cause, ns) for cause, ns in zip(causes, inside, strict=True)]
+    spreads = _spreads(windows[["rank", "device", "duration"]].hstack(columns), *causes)
+    medians = np.median(inside / np.maximum(windows["duration"].to_numpy(), 1), axis=1).tolist()
+    return dict(zip(causes, zip(medians, spreads, strict=True), strict=True))
 
 
 def _late(job: Job) -> tuple[Late, ...]:

@@ -63,6 +63,7 @@ OVERLAPPED = "several rows at once"
 _OF_HLO = frozenset(kind.name for kind in PLACE_KINDS if kind.origin == "hlo")
 _ROW_COLUMNS = ("name", "attributed", "reason", "count", "total_ns", "mean_ns", "share", "exposed_ns", "backward_ns")
 _WORK_COLUMNS = (*WORK_SUMS, *USE)
+_SEPARATE = {"code": pl.String(), "executions": pl.Int64(), "count": pl.Int64(), "total_ns": pl.Int64()}
 _OF_INSTRUCTIONS = ("program", "op_name", "source")
 """Columns of rows by HLO instruction in addition to the name."""
 _PLACED = len(CODES)
@@ -465,7 +466,10 @@ def _reasons(trace: Attributed, sums: dict[str, Ns], total: Ns) -> tuple[Reason,
 
 
 def _details(trace: Attributed) -> pl.DataFrame:
-    frame = pl.DataFrame({"text": trace.places["detail"], "ns": trace.gpu["duration"]})
+    detail = trace.places["detail"]
+    if detail.null_count() == len(detail):
+        return pl.DataFrame(schema={"text": pl.String, "count": pl.Int64, "total_ns": pl.Int64})
+    frame = pl.DataFrame({"text": detail, "ns": trace.gpu["duration"]})
     return (
         frame.filter(pl.col("text").is_not_null())
         .group_by(pl.col("text").cast(pl.String))
@@ -476,6 +480,8 @@ def _details(trace: Attributed) -> pl.DataFrame:
 
 def _separate_work(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
     """The work that the rows keep separate, as in `Summary.separate`."""
+    if trace.places["separate"].null_count() == trace.gpu.height:
+        return pl.DataFrame(schema=_SEPARATE)
     rows = parts.filter(pl.col("reason").cast(pl.String).is_in([*SEPARATE]))["gpu"].unique()
     separate = rows.cast(pl.UInt32)
     return (
@@ -537,9 +543,11 @@ def finished_rows(rows: pl.DataFrame, by: str, total: int, more: Sequence[str]) 
         more: further columns to keep.
     """
     ordered = (
-        rows.with_columns(mean_ns=pl.col("total_ns") / pl.col("count"), share=pl.col("total_ns") / max(total, 1))
+        rows.lazy()
+        .with_columns(mean_ns=pl.col("total_ns") / pl.col("count"), share=pl.col("total_ns") / max(total, 1))
         .with_columns(use_of_sums())
         .sort("total_ns", "name", descending=[True, False])
+        .collect()
     )
     # Names of kernels and paths of files need shortening; other names are those that the user wrote.
     shortened = {"kernel": short_names, "source": short_places}.get(by)
