@@ -17,6 +17,7 @@ from thence.attribution.work.activity_work import activity_work
 from thence.errors import MissingData
 from thence.model.attributed import of_each_activity
 from thence.model.collective_kinds import bandwidths, kind_of
+from thence.model.columns import at_once
 from thence.model.grouped_intervals import numbered
 from thence.model.names import BETWEEN_DEVICES, FROM_DEVICE, TO_DEVICE, matching
 from thence.model.peaks import DTYPES, measured_peaks_of, peaks_at_clock, peaks_of
@@ -131,7 +132,7 @@ def work_of_parts(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
         bytes, bytes_ns (time of the part if its bytes are known), modelled_ns (time of the part if it has a roofline),
         headroom_ns (time beyond it) and `BOUND_SUMS`, one row for each part; null where unknown.
     """
-    rated = rooflines_of_known_devices(trace).select("duration", "flop", "bytes", "roofline_ns", "bound", "reason")
+    rated = rooflines_of_known_devices(trace)[["duration", "flop", "bytes", "roofline_ns", "bound", "reason"]]
     part, whole = pl.col("part"), pl.col("duration")
     share = pl.when(whole > 0).then(part / whole).otherwise(0.0)
     sums = {
@@ -145,7 +146,7 @@ def work_of_parts(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
     }
     return (
         rated[parts["gpu"].cast(pl.UInt32)]
-        .with_columns(part=parts["duration"])
+        .hstack([parts["duration"].alias("part")])
         .select(sums[name].round().cast(pl.Int128 if name == "flop" else pl.Int64).alias(name) for name in WORK_SUMS)
     )
 
@@ -193,13 +194,13 @@ def activity_rooflines(trace: Attributed, peaks: Mapping[tuple[int, int], Peaks]
         none: dtype (of the FLOP), flop, bytes, compute_ns (FLOP / peak), roofline_ns, bound (of `BOUNDS`), work_rule.
     """
     activities = (
-        trace.gpu.select("rank", "device", "kind", "duration", "name", "program", communicates=communicates(trace))
-        .hstack(activity_work(trace).cast({"dtype": pl.String}))
-        .hstack([_link_bytes(trace)])
-        .join(_ceilings(peaks), on=["rank", "device"], how="left", maintain_order="left")
+        trace.gpu[["rank", "device", "kind", "duration", "name", "program"]]
+        .hstack([communicates(trace).alias("communicates"), *activity_work(trace), _link_bytes(trace)])
+        .lazy()
+        .cast({"dtype": pl.String})
+        .join(_ceilings(peaks).lazy(), on=["rank", "device"], how="left", maintain_order="left")
     )
-    rated = _in_tf32(activities)
-    rated = _with_times(rated)
+    rated = _with_times(_in_tf32(activities), trace.gpu)
     known = pl.col("reason").is_null()
     of_xla = not trace.programs.is_empty() and trace.host["inputs"].null_count() == trace.host.height
     ideal = pl.max_horizontal("compute_ns", "bytes_ns")
@@ -210,19 +211,18 @@ def activity_rooflines(trace: Attributed, peaks: Mapping[tuple[int, int], Peaks]
         **{column: pl.col(column) for column in ("flop", "bytes", "compute_ns", "work_rule")},
     }
     return (
-        rated.lazy()
-        .with_columns(reason=_reason(of_xla=of_xla))
+        rated.with_columns(reason=_reason(of_xla=of_xla))
         .select("rank", "device", "duration", "reason", **{n: pl.when(known).then(e) for n, e in shown.items()})
         .select(pl.col(column).cast(dtype) for column, dtype in _SCHEMA.items())
-        .collect()
+        .pipe(at_once)
     )
 
 
-def _with_times(rated: pl.DataFrame) -> pl.DataFrame:
+def _with_times(rated: pl.LazyFrame, gpu: pl.DataFrame) -> pl.LazyFrame:
     """Adds links (whether its bytes pass over a link), and the times that FLOP and bytes take at the ceilings."""
-    copies = rated["kind"] == "memcpy"
+    copies = gpu["kind"] == "memcpy"
     ways = (f"{TO_DEVICE}|{FROM_DEVICE}", BETWEEN_DEVICES)
-    over_host, over_gpu = (pl.lit(copies & matching(rated["name"], way) if copies.any() else copies) for way in ways)
+    over_host, over_gpu = (pl.lit(copies & matching(gpu["name"], way) if copies.any() else copies) for way in ways)
     links = pl.col("communicates") | over_host | over_gpu
     link = pl.when(over_host).then("host_link").otherwise("gpu_link")
     moved = pl.when("communicates").then("link_bytes").otherwise("bytes")
@@ -284,12 +284,12 @@ def _ceilings(peaks: Mapping[tuple[int, int], Peaks]) -> pl.DataFrame:
     return pl.DataFrame(rows, {"rank": pl.Int32(), "device": pl.Int32(), **dict.fromkeys(numbers, pl.Float64())})
 
 
-def _in_tf32(activities: pl.DataFrame) -> pl.DataFrame:
+def _in_tf32(activities: pl.LazyFrame) -> pl.LazyFrame:
     """Adds ``tflops``, the peak of the data type. Float32 that is faster than its peak was computed in TF32."""
     fast = pl.col("flop") / pl.col("duration") / 1e3 > pl.col("peak_float32")
     dtype = pl.when((pl.col("dtype") == "float32") & fast).then(pl.lit("tf32")).otherwise("dtype")
     peak = [pl.when(pl.col("dtype") == dtype).then(f"peak_{dtype}") for dtype in DTYPES]
-    return activities.lazy().with_columns(dtype=dtype).with_columns(tflops=pl.coalesce(peak)).collect()
+    return activities.with_columns(dtype=dtype).with_columns(tflops=pl.coalesce(peak))
 
 
 def _link_bytes(trace: Attributed) -> pl.Series:

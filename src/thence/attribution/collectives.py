@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.model.columns import known, row_numbers
+from thence.model.columns import not_null, row_numbers
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.names import matching
 from thence.model.tables import COLLECTIVES
@@ -45,7 +45,7 @@ def complete_collectives(tables: Tables, launch: pl.Series) -> tuple[pl.DataFram
         `collectives`, at most one row per kernel unless its producer wrote several; and
         `thence.model.attributed.Attributed.collective_parts`.
     """
-    collectives = tables.collectives[np.flatnonzero(known(tables.collectives["gpu"]))]
+    collectives = tables.collectives[np.flatnonzero(not_null(tables.collectives["gpu"]))]
     for source in (_collectives_of_graph_labels, _collectives_of_hlo_instructions):
         collectives = pl.concat([collectives, source(tables, collectives["gpu"])])
     collectives = pl.concat([collectives, _collectives_of_host_ops(tables, collectives["gpu"], launch)])
@@ -55,7 +55,7 @@ def complete_collectives(tables: Tables, launch: pl.Series) -> tuple[pl.DataFram
 
 def described_on_host(tables: Tables) -> pl.DataFrame:
     """The rows of `collectives` without a device activity."""
-    return tables.collectives[np.flatnonzero(~known(tables.collectives["gpu"]))]
+    return tables.collectives[np.flatnonzero(~not_null(tables.collectives["gpu"]))]
 
 
 def _collectives_of_host_ops(tables: Tables, described_rows: pl.Series, launch: pl.Series) -> pl.DataFrame:

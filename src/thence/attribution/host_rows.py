@@ -174,7 +174,8 @@ class HostRows:
         pair = self._codes * np.int64(len(HOST_CATEGORIES)) + self.category
         row = np.full(int(pair.max(initial=0)) + 1, NO_ROW, np.int64)
         row[pair] = np.arange(len(pair))
-        return row[row != NO_ROW]
+        rows: Int64 = row[row != NO_ROW]
+        return rows
 
     @cached_property
     def _codes(self) -> UInt32:

@@ -36,7 +36,7 @@ from thence.attribution.host_rows import gathered, values_at
 from thence.attribution.optimizers import OPTIMIZER_RANGES, is_optimizer_file
 from thence.attribution.serving import serving_of
 from thence.attribution.sources import file_of_frame
-from thence.model.columns import known, values_or
+from thence.model.columns import not_null, values_or
 from thence.model.intervals import NO_ROW
 from thence.model.names import TO_DEVICE, matching
 from thence.model.phases import Phase
@@ -73,7 +73,7 @@ def launch_phases(host: HostRows) -> tuple[pl.Series, Int64]:
     left = unknown & in_operator
     gpu = host.tables.gpu
     copy = (gpu["kind"] == "memcpy").to_numpy()
-    loaded = (unknown if host.of("phase").any() else left) & known(host.step) & copy
+    loaded = (unknown if host.of("phase").any() else left) & not_null(host.step) & copy
     if loaded.any():
         loaded &= matching(gpu["name"], TO_DEVICE).to_numpy()
     phase[loaded], rule[loaded] = _NUMBER[Phase.INPUT], _code("input_copy")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.model.columns import known
+from thence.model.columns import not_null
 from thence.model.intervals import NO_ROW
 from thence.model.tables import API_CALLS
 
@@ -53,7 +53,7 @@ def matched_rows(gpu: pl.DataFrame, host: pl.DataFrame, key: str, among: pl.Expr
         Row numbers in ``host``, one for each row of ``gpu``; `NO_ROW` where there is none.
     """
     ids = launch_correlations(gpu) if key == "correlation" else gpu[key]
-    asked = np.flatnonzero(known(ids))
+    asked = np.flatnonzero(not_null(ids))
     counted = host.select((among & pl.col(key).is_not_null()).fill_null(value=False)).to_series()
     rows = np.flatnonzero(counted.to_numpy())
     of_host, of_gpu = (pl.Series(chosen).cast(pl.UInt32) for chosen in (rows, asked))

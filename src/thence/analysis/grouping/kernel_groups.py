@@ -75,6 +75,13 @@ KERNEL_PATTERNS: tuple[tuple[str, str], ...] = (
 """Group and regular expression, searched for in full kernel names without `_NO_REDUCTION`; the first match decides.
 
 The expressions mean the same to Python and to Polars: they look neither ahead nor behind."""
+_GROUP_OF_PATTERN = pl.Series([group for group, _ in KERNEL_PATTERNS], dtype=pl.Enum(GROUPS))
+# Numbers of patterns take a byte for each name and pattern, groups as text sixteen.
+_FIRST_PATTERN = pl.coalesce(
+    pl.when(pl.col("text").str.contains(pattern)).then(pl.lit(number, pl.UInt8))
+    for number, (_, pattern) in enumerate(KERNEL_PATTERNS)
+)
+"""The number of the first pattern that ``text`` matches."""
 _NO_REDUCTION = r"(?i)reduce_precision"
 """An operator that rounds numbers, in spite of its name."""
 _NAMES_AT_A_TIME = 20_000
@@ -194,18 +201,12 @@ def groups_of_names(names: pl.Series) -> pl.Series:
     Returns:
         Categories among `GROUPS`, as pl.Enum, one for each name.
     """
-    # Numbers of patterns take a byte for each name and pattern, groups as text sixteen.
-    first = pl.coalesce(
-        pl.when(pl.col("text").str.contains(pattern)).then(pl.lit(number, pl.UInt8))
-        for number, (_, pattern) in enumerate(KERNEL_PATTERNS)
-    )
     text = pl.col("name").cast(pl.String).str.replace_all(_NO_REDUCTION, "precision").alias("text")
     # A trace may have a million names: in pieces, because each step makes a copy of its names.
     frame = names.alias("name").to_frame()
     pieces = (frame.slice(begin, _NAMES_AT_A_TIME) for begin in range(0, max(frame.height, 1), _NAMES_AT_A_TIME))
-    number = pl.concat(piece.lazy().select(text).select(number=first).collect() for piece in pieces)["number"]
-    groups = pl.Series([group for group, _ in KERNEL_PATTERNS], dtype=pl.Enum(GROUPS))
-    return groups[number.cast(pl.UInt32)]
+    number = pl.concat(piece.select(text).select(number=_FIRST_PATTERN) for piece in pieces)["number"]
+    return _GROUP_OF_PATTERN[number.cast(pl.UInt32)]
 
 
 @of_each_activity

@@ -18,6 +18,7 @@ from thence.analysis.selection.windows import cut_to_windows, windows_of_selecti
 from thence.analysis.steps.plain_step import plain_step, unrecorded_steps
 from thence.errors import UsageError
 from thence.model.answer import Answer, TableView
+from thence.model.columns import at_once
 from thence.model.kernel_names import short_names
 from thence.model.places import IDLE_BY
 from thence.model.totals import must, smallest
@@ -193,7 +194,7 @@ class IdleTime(Answer):
         Raises:
             Contradiction: they do not.
         """
-        causes = dict(self.causes.select("cause", "total_ns").rows())
+        causes = dict(self.causes[["cause", "total_ns"]].rows())
         rows = dict(self.rows.group_by("cause").agg(pl.col("total_ns").sum()).rows())
         must(
             self.caveats.inputs,
@@ -279,7 +280,7 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
     late = late if not trace.selection.idle_unknown else None
     pieces, contexts = both(lambda: idle_causes(trace), lambda: Contexts.of(trace.host))
     total = int(pieces["duration"].sum())
-    after = pieces.lazy().drop_nulls("wait").group_by("wait").agg(total_ns=pl.col("duration").sum()).collect()
+    after = pieces.lazy().drop_nulls("wait").group_by("wait").agg(total_ns=pl.col("duration").sum()).pipe(at_once)
     asked, kinds = [pieces["host"], after["wait"]], [*kinds_of(by), *_PLACES_OF_WAITS]
     places = HostPlaces.of(trace, contexts, asked, kinds)
     names = piece_names(trace, pieces, by, places)
@@ -297,7 +298,7 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
         .agg(total_ns=pl.col("duration").sum())
         .with_columns(pl.col("reason").cast(pl.String))
         .sort("total_ns", "reason", descending=[True, False])
-        .collect(),
+        .pipe(at_once),
         int(silent["duration"].sum()),
         _unsampled(trace, pieces),
         pieces,
@@ -349,7 +350,7 @@ def _rows(pieces: pl.DataFrame, names: PieceNames, total: Ns) -> pl.DataFrame:
         .with_columns(share=pl.col("total_ns") / max(total, 1))
         .sort("total_ns", "cause", "name", descending=[True, False, False])
         .select(list(_ROWS))
-        .collect()
+        .pipe(at_once)
     )
 
 
@@ -364,7 +365,7 @@ def _causes(pieces: pl.DataFrame, total: Ns) -> pl.DataFrame:
             meaning=pl.col("cause").replace_strict(MEANINGS, return_dtype=pl.String),
         )
         .sort("total_ns", "cause", descending=[True, False])
-        .collect()
+        .pipe(at_once)
     )
 
 
@@ -388,7 +389,7 @@ def _after_waits(trace: Attributed, after: pl.DataFrame, total: Ns, places: Host
         .agg(pl.col("total_ns").sum(), count=pl.len().cast(pl.Int64))
         .with_columns(share=pl.col("total_ns") / max(total, 1))
         .sort("total_ns", "name", "place", descending=[True, False, False])
-        .collect()
+        .pipe(at_once)
     )
 
 

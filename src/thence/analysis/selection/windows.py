@@ -25,6 +25,7 @@ import polars as pl
 
 from thence.analysis.steps.windows import selected_windows, steps
 from thence.model.attributed import once_per_trace
+from thence.model.columns import at_once
 from thence.model.grouped_intervals import GroupedIntervals, numbered
 from thence.model.intervals import covered_lengths, unions
 
@@ -85,7 +86,7 @@ def _windows(trace: Attributed) -> pl.DataFrame:
     before = (pl.col("start") + pl.col("duration")).cum_max().shift(1).over(device)
     begin = pl.max_horizontal("start", before)
     duration = (pl.col("start") + pl.col("duration") - begin).clip(0)
-    return merged.select(*device, start=begin, duration=duration).collect()
+    return merged.select(*device, start=begin, duration=duration).pipe(at_once)
 
 
 def unrecorded_times(trace: Attributed) -> pl.DataFrame:

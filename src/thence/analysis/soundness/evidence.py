@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.model.columns import values_or
+from thence.model.columns import at_once, values_or
 from thence.model.grouped_intervals import numbered, rows_by_number
 from thence.model.intervals import NO_ROW
 from thence.model.launches import CALLS, COUNTED, IDENTIFIED, UNCERTAIN
@@ -126,7 +126,7 @@ class Evidence:
                 devices=pl.col("device").unique().sort(),
             )
             .sort("rank")
-            .collect()
+            .pipe(at_once)
         )
         return {rank: Window(start, end, tuple(devices)) for rank, start, end, devices in frame.rows()}
 
@@ -145,7 +145,7 @@ class Evidence:
                 *("host", "rank", "process", "thread", "category", "name", "start", "correlation"),
                 end=pl.col("start") + pl.col("duration"),
             )
-            .collect()
+            .pipe(at_once)
         )
 
     @cached_property

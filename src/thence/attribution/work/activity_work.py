@@ -22,7 +22,7 @@ from thence.attribution.work.said import said_work
 from thence.attribution.work.served_attention import SERVED_ATTENTION, served_attention
 from thence.attribution.work.traffic import traffic_of
 from thence.model.attributed import of_each_activity
-from thence.model.columns import name_codes, values_or
+from thence.model.columns import at_once, name_codes, values_or
 from thence.model.intervals import NO_ROW
 from thence.model.names import ON_DEVICE, among, distinct_names, matching
 from thence.model.peaks import DTYPES
@@ -63,9 +63,9 @@ def activity_work(trace: Attributed) -> pl.DataFrame:
     """
     if trace.work is not None:
         return trace.work
-    activities = trace.gpu.select(
-        "duration", "bytes", "name", copied=pl.col("kind").is_in(["memcpy", "memset"]), dtype=_types(data_types(trace))
-    )
+    kind = trace.gpu["kind"]
+    copied = ((kind == "memcpy") | (kind == "memset")).alias("copied")
+    activities = trace.gpu[["duration", "bytes", "name"]].hstack([copied, _types(data_types(trace)).alias("dtype")])
     every = {
         "said": said_work(trace),
         "hlo": _of_instructions(trace),
@@ -80,7 +80,7 @@ def activity_work(trace: Attributed) -> pl.DataFrame:
     def first(column: str) -> pl.Expr:
         return pl.coalesce(pl.col(f"{column}_{rule}") for rule in names)
 
-    on_device = activities["copied"].any() and matching(trace.gpu["name"], ON_DEVICE)
+    on_device = copied.any() and matching(trace.gpu["name"], ON_DEVICE)
     own = pl.when("copied").then(pl.when(pl.lit(on_device)).then(2).otherwise(1) * pl.col("bytes").cast(pl.Float64))
     rules = [
         pl.when(pl.col(f"{column}_{rule}").is_not_null()).then(pl.lit(rule))
@@ -98,7 +98,7 @@ def activity_work(trace: Attributed) -> pl.DataFrame:
             work_rule=pl.when("copied").then(pl.lit("copy")).otherwise(pl.coalesce(rules)),
         )
         .select(pl.col(name).cast(dtype) for name, dtype in WORK.items())
-        .collect()
+        .pipe(at_once)
     )
 
 

@@ -10,7 +10,7 @@ import polars as pl
 
 from thence.attribution.host_rows import gathered
 from thence.model.attributed import of_each_activity
-from thence.model.columns import known, name_codes
+from thence.model.columns import name_codes, not_null
 from thence.model.intervals import NO_ROW
 from thence.model.trees import numbered
 
@@ -84,7 +84,7 @@ def data_types(trace: Attributed) -> pl.Series:
         .replace_strict(_ELEMENTS, default=None, return_dtype=pl.String)
         .cast(pl.Categorical())
     )
-    return named.zip_with(pl.Series(known(named)), described)
+    return named.zip_with(pl.Series(not_null(named)), described)
 
 
 def _texts(names: pl.DataFrame) -> list[str]:
