@@ -115,7 +115,9 @@ def _devices_of_a_rank(tables: Tables) -> int:
 def _size_of_programs(tables: Tables) -> int | None:
     """The number of ranks on whose devices the XLA program with most devices runs."""
     devices = max(((m.replicas or 1) * (m.partitions or 1) for m in tables.hlo), default=1)
-    ranks, rest = divmod(devices, _devices_of_a_rank(tables)) if devices > 1 else (devices, 0)
+    if devices == 1:
+        return None
+    ranks, rest = divmod(devices, _devices_of_a_rank(tables))
     return ranks if 1 < ranks <= _MAX_RANKS and not rest else None
 
 
