@@ -17,6 +17,8 @@ from thence.attribution.work.activity_work import activity_work
 from thence.errors import MissingData
 from thence.model.attributed import of_each_activity
 from thence.model.collective_kinds import bandwidths, kind_of
+from thence.model.columns import at_once
+from thence.model.grouped_intervals import numbered
 from thence.model.names import BETWEEN_DEVICES, FROM_DEVICE, TO_DEVICE, matching
 from thence.model.peaks import DTYPES, measured_peaks_of, peaks_at_clock, peaks_of
 from thence.model.thresholds import MAX_OVER_PEAK, SHORT_KERNEL_NS
@@ -96,8 +98,8 @@ def attainable_peaks(trace: Attributed) -> dict[tuple[int, int], Peaks]:
 def _names_of_devices(trace: Attributed) -> dict[tuple[int, int], str]:
     """The name of each device with activities, by rank and device; empty where it is not known."""
     names = {(device.rank, device.device): device.name or "" for device in trace.meta.devices}
-    pairs = trace.gpu.select("rank", "device").unique().sort("rank", "device").rows()
-    return {pair: names.get(pair, "") for pair in pairs}
+    _, devices = numbered(trace.gpu, "rank", "device")
+    return {pair: names.get(pair, "") for pair in devices.rows()}
 
 
 def _peaks_by_name(names: Mapping[tuple[int, int], str]) -> dict[tuple[int, int], Peaks]:
@@ -130,7 +132,7 @@ def work_of_parts(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
         bytes, bytes_ns (time of the part if its bytes are known), modelled_ns (time of the part if it has a roofline),
         headroom_ns (time beyond it) and `BOUND_SUMS`, one row for each part; null where unknown.
     """
-    rated = rooflines_of_known_devices(trace).select("duration", "flop", "bytes", "roofline_ns", "bound", "reason")
+    rated = rooflines_of_known_devices(trace)[["duration", "flop", "bytes", "roofline_ns", "bound", "reason"]]
     part, whole = pl.col("part"), pl.col("duration")
     share = pl.when(whole > 0).then(part / whole).otherwise(0.0)
     sums = {
@@ -144,7 +146,7 @@ def work_of_parts(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
     }
     return (
         rated[parts["gpu"].cast(pl.UInt32)]
-        .with_columns(part=parts["duration"])
+        .hstack([parts["duration"].alias("part")])
         .select(sums[name].round().cast(pl.Int128 if name == "flop" else pl.Int64).alias(name) for name in WORK_SUMS)
     )
 
@@ -192,13 +194,13 @@ def activity_rooflines(trace: Attributed, peaks: Mapping[tuple[int, int], Peaks]
         none: dtype (of the FLOP), flop, bytes, compute_ns (FLOP / peak), roofline_ns, bound (of `BOUNDS`), work_rule.
     """
     activities = (
-        trace.gpu.select("rank", "device", "kind", "duration", "name", "program", communicates=communicates(trace))
-        .hstack(activity_work(trace).cast({"dtype": pl.String}))
-        .with_columns(link_bytes=_link_bytes(trace))
-        .join(_ceilings(peaks), on=["rank", "device"], how="left", maintain_order="left")
+        trace.gpu[["rank", "device", "kind", "duration", "name", "program"]]
+        .hstack([communicates(trace).alias("communicates"), *activity_work(trace), _link_bytes(trace)])
+        .lazy()
+        .cast({"dtype": pl.String})
+        .join(_ceilings(peaks).lazy(), on=["rank", "device"], how="left", maintain_order="left")
     )
-    rated = _in_tf32(activities)
-    rated = _with_times(rated)
+    rated = _with_times(_in_tf32(activities), trace.gpu)
     known = pl.col("reason").is_null()
     of_xla = not trace.programs.is_empty() and trace.host["inputs"].null_count() == trace.host.height
     ideal = pl.max_horizontal("compute_ns", "bytes_ns")
@@ -212,14 +214,15 @@ def activity_rooflines(trace: Attributed, peaks: Mapping[tuple[int, int], Peaks]
         rated.with_columns(reason=_reason(of_xla=of_xla))
         .select("rank", "device", "duration", "reason", **{n: pl.when(known).then(e) for n, e in shown.items()})
         .select(pl.col(column).cast(dtype) for column, dtype in _SCHEMA.items())
+        .pipe(at_once)
     )
 
 
-def _with_times(rated: pl.DataFrame) -> pl.DataFrame:
+def _with_times(rated: pl.LazyFrame, gpu: pl.DataFrame) -> pl.LazyFrame:
     """Adds links (whether its bytes pass over a link), and the times that FLOP and bytes take at the ceilings."""
-    copies = pl.col("kind") == "memcpy"
+    copies = gpu["kind"] == "memcpy"
     ways = (f"{TO_DEVICE}|{FROM_DEVICE}", BETWEEN_DEVICES)
-    over_host, over_gpu = (copies & pl.lit(matching(rated["name"], way)) for way in ways)
+    over_host, over_gpu = (pl.lit(copies & matching(gpu["name"], way) if copies.any() else copies) for way in ways)
     links = pl.col("communicates") | over_host | over_gpu
     link = pl.when(over_host).then("host_link").otherwise("gpu_link")
     moved = pl.when("communicates").then("link_bytes").otherwise("bytes")
@@ -281,7 +284,7 @@ def _ceilings(peaks: Mapping[tuple[int, int], Peaks]) -> pl.DataFrame:
     return pl.DataFrame(rows, {"rank": pl.Int32(), "device": pl.Int32(), **dict.fromkeys(numbers, pl.Float64())})
 
 
-def _in_tf32(activities: pl.DataFrame) -> pl.DataFrame:
+def _in_tf32(activities: pl.LazyFrame) -> pl.LazyFrame:
     """Adds ``tflops``, the peak of the data type. Float32 that is faster than its peak was computed in TF32."""
     fast = pl.col("flop") / pl.col("duration") / 1e3 > pl.col("peak_float32")
     dtype = pl.when((pl.col("dtype") == "float32") & fast).then(pl.lit("tf32")).otherwise("dtype")
@@ -291,6 +294,8 @@ def _in_tf32(activities: pl.DataFrame) -> pl.DataFrame:
 
 def _link_bytes(trace: Attributed) -> pl.Series:
     """Bytes that each collective must move over a device's link, as bus bandwidth counts them; null for all others."""
+    if trace.collectives.is_empty():
+        return pl.Series("link_bytes", [None], dtype=pl.Float64).new_from_index(0, trace.gpu.height)
     described = trace.collectives.select(
         "gpu", "bytes", "group_size", collective=kind_of(pl.col("collective")), once=pl.lit(1.0)
     ).unique("gpu", keep="first")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from thence.attribution.collectives import complete_collectives
+from thence.attribution.collectives import complete_collectives, described_on_host
 from thence.attribution.host_rows import host_rows, launch_rows
 from thence.attribution.launch_places import launch_places
 from thence.attribution.sources import file_of_frame
@@ -47,7 +47,7 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
     of_launch = launch_places(host)
     shares = None
     if tables.programs.is_empty():
-        places = of_launch.with_columns(_nothing_from_hlo(tables.gpu.height))
+        places = of_launch.hstack(_nothing_from_hlo(tables.gpu.height))
     else:
         from thence.attribution.xla.hlo_places import with_hlo
 
@@ -71,7 +71,7 @@ def attribute(tables: Tables, own: Sequence[str] = ()) -> Attributed:
         "events": events,
         "waits": waits,
         "collective_parts": parts,
-        "host_collectives": tables.collectives.filter(pl.col("gpu").is_null()),
+        "host_collectives": described_on_host(tables),
         "graph_labels": (),
         "flight_records": (),
         "inspector_records": (),
@@ -100,7 +100,7 @@ def _label_rule(places: pl.DataFrame) -> pl.Series:
 
 def _files(tables: Tables) -> Iterator[str]:
     """The source files that the trace names, some more than once."""
-    python = distinct_names(tables.host.filter(pl.col("category") == "python")["name"])
+    python = distinct_names(tables.host["name"].filter(tables.host["category"] == "python"))
     yield from (file_of_frame(name) for name in python.cast(pl.String))
     for module in tables.hlo:
         yield from module.frames["file"].unique().drop_nulls()

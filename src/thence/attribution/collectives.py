@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.model.columns import row_numbers
+from thence.model.columns import not_null, row_numbers
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.names import matching
 from thence.model.tables import COLLECTIVES
@@ -45,7 +45,7 @@ def complete_collectives(tables: Tables, launch: pl.Series) -> tuple[pl.DataFram
         `collectives`, at most one row per kernel unless its producer wrote several; and
         `thence.model.attributed.Attributed.collective_parts`.
     """
-    collectives = tables.collectives.filter(pl.col("gpu").is_not_null())
+    collectives = tables.collectives[np.flatnonzero(not_null(tables.collectives["gpu"]))]
     for source in (_collectives_of_graph_labels, _collectives_of_hlo_instructions):
         collectives = pl.concat([collectives, source(tables, collectives["gpu"])])
     collectives = pl.concat([collectives, _collectives_of_host_ops(tables, collectives["gpu"], launch)])
@@ -53,9 +53,14 @@ def complete_collectives(tables: Tables, launch: pl.Series) -> tuple[pl.DataFram
     return pl.concat([collectives, batched_kernels(parts)]).sort("gpu"), parts
 
 
+def described_on_host(tables: Tables) -> pl.DataFrame:
+    """The rows of `collectives` without a device activity."""
+    return tables.collectives[np.flatnonzero(~not_null(tables.collectives["gpu"]))]
+
+
 def _collectives_of_host_ops(tables: Tables, described_rows: pl.Series, launch: pl.Series) -> pl.DataFrame:
     """Collectives described by host ops, for kernels without a description yet that were launched inside them."""
-    on_host = tables.collectives.filter(pl.col("gpu").is_null())
+    on_host = described_on_host(tables)
     if on_host.is_empty():
         return COLLECTIVES.empty()
     described = np.zeros(tables.host.height, np.bool_)
@@ -115,6 +120,8 @@ def _collectives_of_hlo_instructions(tables: Tables, described_rows: pl.Series) 
 
 def _collectives_of_graph_labels(tables: Tables, described_rows: pl.Series) -> pl.DataFrame:
     """Collectives described by labels of graph nodes, for kernels without a description yet."""
+    if tables.graph_places["collective"].null_count() == tables.graph_places.height:
+        return COLLECTIVES.empty()
     kinds = tables.gpu["kind"].gather(tables.graph_places["gpu"])
     joined = tables.graph_places.select("gpu", "collective").filter(
         (kinds == "kernel") & pl.col("collective").is_not_null() & ~pl.col("gpu").is_in(described_rows.implode())
@@ -144,7 +151,7 @@ def batched_parts(tables: Tables, described_rows: pl.Series, launch: pl.Series) 
     Returns:
         One row per part, sorted by gpu and host.
     """
-    on_host = tables.collectives.filter(pl.col("gpu").is_null(), pl.col("host").is_not_null())
+    on_host = described_on_host(tables).drop_nulls("host")
     if on_host.is_empty():
         return COLLECTIVES.empty()
     batches = _batches(tables, described_rows, launch)
@@ -187,6 +194,8 @@ def batched_kernels(parts: pl.DataFrame) -> pl.DataFrame:
     null where the value of a part is unknown. The other columns have the value that all parts share, else
     null. host is the op of the first part.
     """
+    if parts.is_empty():
+        return COLLECTIVES.empty()
     name = pl.col("collective").cast(pl.String).str.to_lowercase()
     sends = name.str.contains("send")
     kernels = parts.group_by("gpu", maintain_order=True).agg(

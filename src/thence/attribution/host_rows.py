@@ -14,7 +14,6 @@ from thence.model.columns import name_codes, row_numbers
 from thence.model.grouped_intervals import numbered, rows_of_groups
 from thence.model.intervals import NO_ROW, chain_to, last_begun
 from thence.model.launches import CALLS, UNCERTAIN, matched_rows
-from thence.model.names import distinct_names
 from thence.model.tables import HOST_CATEGORIES
 
 if TYPE_CHECKING:
@@ -68,9 +67,7 @@ class HostRows:
     @cached_property
     def in_graph(self) -> Mask:
         """Which activities were launched by cudaGraphLaunch, cuGraphLaunch or hipGraphLaunch."""
-        calls = self.used_names("runtime", "driver")
-        launches = calls.filter(calls.cast(pl.String).str.contains("GraphLaunch", literal=True))
-        of_graph = self.with_names(launches)
+        of_graph = self.with_names(_matching(self.used_names("runtime", "driver"), "GraphLaunch"))
         return values_at(of_graph, self.launch, missing=False)
 
     @cached_property
@@ -130,17 +127,21 @@ class HostRows:
     def used_names(self, *categories: str) -> pl.Series:
         """The distinct names of host rows of these categories."""
         if categories not in self._names_of:
-            category, names = self._used
-            used = names.filter(pl.Series(_are(categories).take(category)))
-            # Pairs of one category have a name each.
-            self._names_of[categories] = distinct_names(used) if len(categories) > 1 else used.drop_nulls()
+            codes = self._codes[self._used]
+            chosen = _are(categories).take(self.category[self._used]) & (codes != 0)
+            _, first = np.unique(codes[chosen], return_index=True)
+            self._names_of[categories] = self.names[self._used[chosen][first]]
         return self._names_of[categories]
 
     @cached_property
     def uncertain(self) -> dict[str, Mask]:
         """Which activities have a launch that does not show their place, by the code of the reason."""
         used = self.used_names("runtime", "driver")
-        names_of_code = {code: used.filter(used.cast(pl.String).is_in(names)) for code, names in UNCERTAIN.items()}
+        texts = used.cast(pl.String).to_list()
+        names_of_code = {
+            code: used.filter(np.array([text in names for text in texts], np.bool_))
+            for code, names in UNCERTAIN.items()
+        }
         return {
             code: values_at(self.with_names(names), self.launch, missing=False)
             for code, names in names_of_code.items()
@@ -150,12 +151,11 @@ class HostRows:
     @cached_property
     def every_name(self) -> pl.Series:
         """The distinct names of host rows."""
-        return distinct_names(self._used[1])
+        return self.used_names(*HOST_CATEGORIES)
 
     def named(self, pattern: str, *categories: str) -> Mask:
         """Which host rows of these categories have a name that contains a match of the pattern."""
-        used = self.used_names(*categories)
-        fitting = used.filter(used.cast(pl.String).str.contains(pattern))
+        fitting = _matching(self.used_names(*categories), pattern)
         return self.of(*categories) & self.with_names(fitting) if len(fitting) else self._none
 
     def with_names(self, names: pl.Series) -> Mask:
@@ -164,18 +164,18 @@ class HostRows:
             return self._none
         codes = self._codes
         wanted = np.zeros(int(codes.max(initial=0)) + 1, np.bool_)
-        numbers = names.to_physical().to_numpy().astype(np.int64) + 1
+        numbers = name_codes(names)
         wanted[numbers[numbers < len(wanted)]] = True
         return wanted.take(codes)
 
     @cached_property
-    def _used(self) -> tuple[UInt8, pl.Series]:
-        """The distinct pairs of category and name."""
+    def _used(self) -> Int64:
+        """A row of each distinct pair of category and name."""
         pair = self._codes * np.int64(len(HOST_CATEGORIES)) + self.category
         row = np.full(int(pair.max(initial=0)) + 1, NO_ROW, np.int64)
         row[pair] = np.arange(len(pair))
-        rows = row[row != NO_ROW]
-        return self.category[rows], self.names[rows]
+        rows: Int64 = row[row != NO_ROW]
+        return rows
 
     @cached_property
     def _codes(self) -> UInt32:
@@ -192,6 +192,11 @@ def host_rows(tables: Tables, launch: Int64, own: OwnCode) -> HostRows:
     category = tables.host["category"].to_physical().to_numpy()
     parent, forward = (row_numbers(tables.host[name]) for name in ("parent", "forward"))
     return HostRows(tables, own, category, parent, forward, launch)
+
+
+def _matching(names: pl.Series, pattern: str) -> pl.Series:
+    """The names that contain a match of the pattern."""
+    return names.filter(names.cast(pl.String).str.contains(pattern)) if len(names) else names
 
 
 def _are(categories: tuple[str, ...]) -> Mask:

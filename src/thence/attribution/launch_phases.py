@@ -36,7 +36,7 @@ from thence.attribution.host_rows import gathered, values_at
 from thence.attribution.optimizers import OPTIMIZER_RANGES, is_optimizer_file
 from thence.attribution.serving import serving_of
 from thence.attribution.sources import file_of_frame
-from thence.model.columns import values_or
+from thence.model.columns import not_null, values_or
 from thence.model.intervals import NO_ROW
 from thence.model.names import TO_DEVICE, matching
 from thence.model.phases import Phase
@@ -72,21 +72,22 @@ def launch_phases(host: HostRows) -> tuple[pl.Series, Int64]:
     unknown = (phase == 0) & ~host.in_graph
     left = unknown & in_operator
     gpu = host.tables.gpu
-    copy = matching(gpu["name"], TO_DEVICE).to_numpy() & (gpu["kind"] == "memcpy").to_numpy()
-    in_step = host.step.is_not_null().to_numpy()
-    loaded = (unknown if host.of("phase").any() else left) & in_step & copy
+    copy = (gpu["kind"] == "memcpy").to_numpy()
+    loaded = (unknown if host.of("phase").any() else left) & not_null(host.step) & copy
+    if loaded.any():
+        loaded &= matching(gpu["name"], TO_DEVICE).to_numpy()
     phase[loaded], rule[loaded] = _NUMBER[Phase.INPUT], _code("input_copy")
     undecided = _undecided(host, left & ~loaded)
     rule[undecided] = _code("no_backward")
     other = left & ~loaded & ~undecided
     phase[other], rule[other] = _NUMBER[Phase.OTHER], _code("outside_autograd")
     names = pl.Series(_PHASES, dtype=pl.Categorical())
-    return names.gather(phase), rule
+    return names[phase], rule
 
 
 def row_phases(host: HostRows) -> pl.Series:
     """The phase that the ranges around each of ``host.launch`` show, whatever was launched; null where none does."""
-    return pl.Series(_PHASES, dtype=pl.Categorical()).gather(_phases_around(host)[0])
+    return pl.Series(_PHASES, dtype=pl.Categorical())[_phases_around(host)[0]]
 
 
 def _phases_around(host: HostRows) -> tuple[Int64, Int64]:
@@ -105,6 +106,8 @@ def launch_serving(host: HostRows) -> pl.Series:
     stated = [serving_of(name) for name in used.cast(pl.String).to_list()]
     stating = used.filter(pl.Series([s is not None for s in stated], dtype=pl.Boolean))
     wanted = host.of(*categories) & host.with_names(stating)
+    if not wanted.any():
+        return pl.Series([None], dtype=pl.Categorical()).new_from_index(0, len(host.launch))
     named = gathered(host.names, host.climb(host.launch, wanted)).cast(pl.String)
     texts = {name: s.value for name, s in zip(used.cast(pl.String), stated, strict=True) if s}
     return named.replace_strict(texts, default=None, return_dtype=pl.String).cast(pl.Categorical())

@@ -36,7 +36,7 @@ from thence.attribution.serving import server_passes
 from thence.attribution.sources import kernel_places, with_sources
 from thence.attribution.xla.iterations import iterations
 from thence.model.attributed import RULE
-from thence.model.columns import mask_of, row_numbers, values_or
+from thence.model.columns import mask_of, not_null, row_numbers, values_or
 from thence.model.intervals import NO_ROW
 from thence.model.json_fields import decoded
 from thence.model.phases import Position
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 
 _KIND = {kind.name: kind for kind in LAUNCH}
+_ALL_CODES = pl.Series(CODES, dtype=RULE)
 _OF_XLA = r"^(?:TSL:)?(?:Xla|Thunk:#|GpuMetrics$)"
 """Names of XLA's own NVTX ranges, which name nothing of the user's: program and HLO instruction say the same."""
 _DOTTED = "module"
@@ -233,7 +234,7 @@ def _column(host: HostRows, kind: Kind, place: pl.Series, rule: Int64 | int) -> 
     reason = np.where(recorded & (host.launch == NO_ROW), _number("no_launch"), reason)
     for code, launched in host.uncertain.items() if recorded else ():
         reason[launched] = _number(code)
-    rules = np.where(place.is_null().to_numpy(), reason, rule)
+    rules = np.where(not_null(place), rule, reason)
     return {kind.name: place, f"{kind.name}_rule": _coded(rules, len(place))}
 
 
@@ -243,18 +244,16 @@ def _number(code: str) -> int:
 
 def _coded(codes: Int64 | int, count: int) -> pl.Series:
     """Codes from their numbers, as a rule column."""
-    all_codes = pl.Series(CODES, dtype=RULE)
     if isinstance(codes, int):
-        return all_codes[codes : codes + 1].new_from_index(0, count)
-    return gathered(all_codes, codes)
+        return _ALL_CODES.new_from_index(codes, count)
+    return gathered(_ALL_CODES, codes)
 
 
 def _label(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
     """Ranges of the user around the launch; if there are none, ranges that a library other than XLA opened."""
     columns = _enclosing_ranges(host, kind)
-    without = columns["label"].is_null()
     named = host.of("framework") & ~host.named(_OF_XLA, "framework")
-    library = host.climb(np.where(without, host.launch, NO_ROW), named)
+    library = host.climb(np.where(not_null(columns["label"]), NO_ROW, host.launch), named)
     given = pl.Series(library != NO_ROW)
     if given.any():
         path = path_names(host.parent, host.names, library, named)
@@ -270,10 +269,10 @@ def _mark_lane_and_metadata(host: HostRows) -> dict[str, pl.Series]:
     nothing = pl.Series([None], dtype=pl.Categorical()).new_from_index(0, len(host.launch))
     columns = {"lane": nothing, "metadata": nothing, "detail": nothing}
     if lane.null_count() < len(lane):
-        row, _ = _own_or_forward(host, lane.is_not_null().to_numpy())
+        row, _ = _own_or_forward(host, not_null(lane))
         columns["lane"] = gathered(lane, row)
     if metadata.null_count() < len(metadata):
-        has_metadata = metadata.is_not_null().to_numpy()
+        has_metadata = not_null(metadata)
         row, _ = _own_or_forward(host, has_metadata)
         columns["metadata"] = merged_metadata(host.parent, metadata, row, has_metadata)
     return columns
@@ -289,13 +288,16 @@ def _source(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
     row = np.where(row == NO_ROW, library, row)
     unlined = values_at(frames.unlined, row, missing=False)
     rule = np.where(unlined, _number("function_frame"), rule)
-    position = gathered(host.tables.host["position"], row).fill_null(Position.FUNCTION.value)
     place = gathered(frames.place, row)
     if in_file is not None:
         place = in_file.zip_with(in_file.is_not_null(), place)
-        rule = np.where(in_file.is_not_null().to_numpy(), of_file, rule)
-    nowhere = pl.Series([None], dtype=position.dtype)
-    return _column(host, kind, place, rule) | {"position": position.zip_with(place.is_not_null(), nowhere)}
+        rule = np.where(not_null(in_file), of_file, rule)
+    of_host = host.tables.host["position"]
+    position = pl.Series([None], dtype=of_host.dtype).new_from_index(0, len(place))
+    if place.null_count() < len(place):
+        stated = gathered(of_host, row).fill_null(Position.FUNCTION.value)
+        position = stated.zip_with(pl.Series(not_null(place)), position)
+    return _column(host, kind, place, rule) | {"position": position}
 
 
 def _kernel_files(host: HostRows, wanted: Mask) -> tuple[pl.Series | None, Int64]:
@@ -359,8 +361,7 @@ def _iteration(host: HostRows, kind: Kind) -> dict[str, pl.Series]:
         nothing = pl.Series([None], dtype=pl.Categorical()).new_from_index(0, len(host.launch))
         reason = _coded(_number(kind.missing), len(nothing))
         return {kind.name: nothing, f"{kind.name}_rule": reason}
-    placed = place.is_not_null().to_numpy()
-    rules = np.where(placed, _number("loop_rounds"), _number(kind.outside))
+    rules = np.where(not_null(place), _number("loop_rounds"), _number(kind.outside))
     return {kind.name: place, f"{kind.name}_rule": _coded(rules, len(place))}
 
 

@@ -46,12 +46,15 @@ def server_passes(host: pl.DataFrame, parent: Int64) -> tuple[Mask, dict[int, Se
     Returns:
         Whether each row is a pass; and for each row that is one, what it computes.
     """
-    step = host.with_row_index("row").filter(pl.col("category") == "step").select("row", "name")
+    of_server = np.zeros(host.height, np.bool_)
+    marked = (host["category"] == "step").to_numpy()
+    if not marked.any():
+        return of_server, {}
+    step = host[["name"]].with_row_index("row")[np.flatnonzero(marked)]
     names = step["name"].unique().drop_nulls().cast(pl.String)
     step_of_name = {name: parsed for name in names if (parsed := server_step(name)) is not None}
     rows = step.filter(pl.col("name").cast(pl.String).is_in(list(step_of_name)))
     row = rows["row"].cast(pl.Int64).to_numpy()
-    of_server = np.zeros(host.height, np.bool_)
     of_server[row] = True
     top = of_server.copy()
     top[row] = chain_to(parent, parent[row], of_server) == NO_ROW

@@ -107,7 +107,7 @@ def find_steps(
     nowhere = row == NO_ROW
     number = pl.Series("step_row", row).cast(pl.UInt32, strict=False).cast(pl.Int32)
     rules = pl.Series(["launch_time", "outside_steps", "no_launch", "no_steps"], dtype=RULE)
-    ranks = np.isin(tables.gpu["rank"].to_numpy(), steps["rank"].unique().to_numpy())
+    ranks = np.isin(tables.gpu["rank"].to_numpy(), steps["rank"].to_numpy())
     rule = np.where(nowhere, np.where(ranks, np.where(known, 1, 2), 3), 0)
     name = gathered(steps["name"], row)
     return steps, name.alias("step"), gathered(rules, rule).alias("step_rule"), number
@@ -216,8 +216,7 @@ def _ranges(tables: Tables, host: HostRows) -> tuple[Int64, pl.DataFrame] | None
 
 def _executions(tables: Tables, host: HostRows) -> pl.DataFrame | None:  # noqa: ARG001 - as its siblings
     """Executions of the program of each device that takes most of its time."""
-    chosen = _main_executions(tables)
-    if chosen.is_empty():
+    if tables.programs.is_empty() or (chosen := _main_executions(tables)).is_empty():
         return None
     begin = pl.col("launch").fill_null(pl.col("start"))
     finish = pl.col("start") + pl.col("duration")

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from thence.model.arrays import Array, Int64, Mask
 
 
+def at_once(query: pl.LazyFrame) -> pl.DataFrame:
+    """The result of a query; to start the streaming engine, the default, takes longer than a query of a small trace."""
+    return query.collect(engine="in-memory")
+
+
 def values_or(values: pl.Series, value: float) -> Array:
     """A column of numbers as an array of its type, with ``value`` for null."""
     return (values.fill_null(value) if values.null_count() else values).to_numpy()
@@ -26,6 +31,14 @@ def mask_of(values: pl.Series) -> Mask:
     return (values.fill_null(value=False) if values.null_count() else values).to_numpy()
 
 
+def not_null(values: pl.Series) -> Mask:
+    """Which values are not null."""
+    missing = values.null_count()
+    if missing in (0, len(values)):
+        return np.full(len(values), not missing)
+    return values.is_not_null().to_numpy()
+
+
 def row_numbers(references: pl.Series) -> Int64:
     """Row numbers as an array, `NO_ROW` for null."""
     if references.null_count() == len(references):
@@ -34,7 +47,9 @@ def row_numbers(references: pl.Series) -> Int64:
 
 
 def name_codes(names: pl.Series) -> Int64:
-    """The number of each Categorical name, from 1 on; 0 for null."""
+    """The number of each Categorical or Enum, from 1 on; 0 for null."""
+    if names.null_count() == len(names):
+        return np.zeros(len(names), np.int64)
     codes: Int64 = row_numbers(names.to_physical()) + 1
     return codes
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
+from thence.model.columns import not_null
 from thence.model.intervals import NO_ROW
 from thence.model.tables import API_CALLS
 
@@ -52,7 +53,7 @@ def matched_rows(gpu: pl.DataFrame, host: pl.DataFrame, key: str, among: pl.Expr
         Row numbers in ``host``, one for each row of ``gpu``; `NO_ROW` where there is none.
     """
     ids = launch_correlations(gpu) if key == "correlation" else gpu[key]
-    asked = np.flatnonzero(ids.is_not_null().to_numpy())
+    asked = np.flatnonzero(not_null(ids))
     counted = host.select((among & pl.col(key).is_not_null()).fill_null(value=False)).to_series()
     rows = np.flatnonzero(counted.to_numpy())
     of_host, of_gpu = (pl.Series(chosen).cast(pl.UInt32) for chosen in (rows, asked))
@@ -93,7 +94,7 @@ def launch_correlations(gpu: pl.DataFrame) -> pl.Series:
         Column correlation, in the order of ``gpu``; 0 only where no such activity precedes.
     """
     started_on_device = (pl.col("correlation") == 0) & pl.col("graph").is_not_null()
-    if not gpu.select(started_on_device.any()).item():
+    if gpu["graph"].null_count() == gpu.height or not gpu.select(started_on_device.any()).item():
         return gpu["correlation"]
     columns = gpu.select(*_GRAPH, "start", "correlation").with_row_index("row")
     bodies = columns.filter(started_on_device)

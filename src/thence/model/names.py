@@ -25,7 +25,7 @@ Nsight Systems, and ``MemcpyH2D`` of XLA's profiler."""
 
 def distinct_names(names: pl.Series) -> pl.Series:
     """The distinct names, without null, in any order."""
-    distinct = names.unique()
+    distinct = names.unique() if len(names) else names
     return distinct.drop_nulls() if distinct.null_count() else distinct
 
 
@@ -47,4 +47,6 @@ def among(names: pl.Series, chosen: pl.Series) -> Mask:
     Args:
         names, chosen: Categorical; a null in ``names`` is not among them.
     """
-    return mask_of(names.is_in(chosen.implode())) if len(chosen) else np.zeros(len(names), np.bool_)
+    if names.is_empty() or chosen.is_empty():
+        return np.zeros(len(names), np.bool_)
+    return mask_of(names.is_in(pl.Series([chosen])))

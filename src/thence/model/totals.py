@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
-
-import polars as pl
+from typing import TYPE_CHECKING, Any
 
 from thence.errors import Contradiction
 from thence.model.tables import named_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import polars as pl
 
 ROUNDING = 1e-6
 """Relative error that sums of floating-point times may have."""
@@ -44,5 +44,5 @@ def close(left: float, right: float) -> bool:
 
 def smallest(frame: pl.DataFrame, columns: tuple[str, ...]) -> float:
     """The least value in the columns; 0 if there is none."""
-    values = frame.select(pl.min_horizontal(pl.col(columns).min())).item()
-    return 0 if values is None else float(values)
+    least: list[Any] = [frame[name].min() for name in columns]
+    return float(min((value for value in least if value is not None), default=0))

@@ -66,7 +66,7 @@ def names_of_calls(names: pl.Series) -> pl.DataFrame:
     ]
     rows = pl.Series([number for number, _ in kind_of_number], dtype=pl.UInt32)
     kinds = pl.Series("kind", [kind for _, kind in kind_of_number], dtype=pl.String)
-    return pl.DataFrame([used.gather(rows).alias("name"), kinds])
+    return pl.DataFrame([used[rows].alias("name"), kinds])
 
 
 @functools.lru_cache(maxsize=_MAX_NAMES)
@@ -154,6 +154,8 @@ def waiting_tables(
 def _calls(host: pl.DataFrame) -> Calls:
     """The rows of host that are waiting or event calls."""
     names = names_of_calls(host["name"])
+    if names.is_empty():
+        return Calls(np.empty(0, np.int64), np.empty(0, np.object_))
     used = names["name"].to_physical().to_numpy()
     code = host["name"].to_physical().fill_null(_NO_NAME).to_numpy()
     category = host["category"].to_physical().to_numpy()

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from thence.model.attributed import Attributed
 
 _DEVICES = {"rank": pl.Int32(), "device": pl.Int32(), "communication_ns": pl.Int64(), "exposed_ns": pl.Int64()}
+_ROWS = {
+    "gpu": pl.get_index_type(), "exposed_ns": pl.Int64(), "hidden_ns": pl.Int64(), "overlapped_ns": pl.Int64(),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Exposure:
 def exposure(trace: Attributed) -> Exposure:
     """Divides the time of all communication into exposed, hidden and overlapped."""
     talking = communicates(trace)
+    if not talking.any():
+        return Exposure(pl.DataFrame(schema=_DEVICES), pl.DataFrame(schema=_ROWS))
     lanes = trace.gpu.select("rank", "device", "start", "duration").with_columns(talking, computes(trace, talking))
     lanes = lanes.with_row_index("gpu").filter(pl.col("communicates") | pl.col("computes"))
     lanes = lanes.sort("start", "gpu")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.analysis.grouping.kernel_groups import communicates
+from thence.model.names import distinct_names
 from thence.model.reasons import advice
 from thence.units import format_ranges, format_share
 
@@ -90,7 +91,7 @@ def job_ranks(shown: Iterable[int], size: int | None, members: Iterable[str | No
 
 def ranks_of_job(tables: Tables) -> JobRanks:
     """Which ranks of its job a trace shows, and which it lacks."""
-    members = tables.collectives["group_ranks"].unique().cast(pl.String)
+    members = distinct_names(tables.collectives["group_ranks"]).cast(pl.String)
     return job_ranks(tables.gpu["rank"].unique(), job_size(tables), members)
 
 
@@ -114,6 +115,8 @@ def _devices_of_a_rank(tables: Tables) -> int:
 def _size_of_programs(tables: Tables) -> int | None:
     """The number of ranks on whose devices the XLA program with most devices runs."""
     devices = max(((m.replicas or 1) * (m.partitions or 1) for m in tables.hlo), default=1)
+    if devices == 1:
+        return None
     ranks, rest = divmod(devices, _devices_of_a_rank(tables))
     return ranks if 1 < ranks <= _MAX_RANKS and not rest else None
 

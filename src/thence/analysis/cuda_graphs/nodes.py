@@ -24,7 +24,7 @@ from thence.attribution.cuda_graphs.by_node import executed, match
 from thence.attribution.cuda_graphs.join_labels import process_mismatch
 from thence.attribution.cuda_graphs.replays import Replays
 from thence.attribution.cuda_graphs.signatures import KernelNames
-from thence.model.columns import row_numbers
+from thence.model.columns import not_null, row_numbers
 from thence.model.intervals import NO_ROW
 from thence.model.tables import API_CALLS
 
@@ -98,7 +98,7 @@ def graph_nodes(trace: Attributed, launch: Int64, labels: Sequence[GraphLabels] 
     Args:
         launch: host row of the call that launched each activity; `NO_ROW` if unknown.
     """
-    inside = trace.gpu["graph"].is_not_null().to_numpy() | trace.gpu["node"].is_not_null().to_numpy()
+    inside = not_null(trace.gpu["graph"]) | not_null(trace.gpu["node"])
     called = np.flatnonzero(launch != NO_ROW)
     if trace.host.height:
         is_call = trace.host["category"].is_in(API_CALLS).to_numpy()

@@ -75,6 +75,13 @@ KERNEL_PATTERNS: tuple[tuple[str, str], ...] = (
 """Group and regular expression, searched for in full kernel names without `_NO_REDUCTION`; the first match decides.
 
 The expressions mean the same to Python and to Polars: they look neither ahead nor behind."""
+_GROUP_OF_PATTERN = pl.Series([group for group, _ in KERNEL_PATTERNS], dtype=pl.Enum(GROUPS))
+# Numbers of patterns take a byte for each name and pattern, groups as text sixteen.
+_FIRST_PATTERN = pl.coalesce(
+    pl.when(pl.col("text").str.contains(pattern)).then(pl.lit(number, pl.UInt8))
+    for number, (_, pattern) in enumerate(KERNEL_PATTERNS)
+)
+"""The number of the first pattern that ``text`` matches."""
 _NO_REDUCTION = r"(?i)reduce_precision"
 """An operator that rounds numbers, in spite of its name."""
 _NAMES_AT_A_TIME = 20_000
@@ -150,7 +157,8 @@ def computes(trace: Attributed, communication: pl.Series) -> pl.Series:
     Args:
         communication: as `communicates` returns it.
     """
-    return (trace.gpu["kind"].is_in(["kernel", "thunk"]) & ~communication).rename("computes")
+    kind = trace.gpu["kind"]
+    return (((kind == "kernel") | (kind == "thunk")) & ~communication).rename("computes")
 
 
 def kernel_groups(trace: Attributed, patterns: Patterns) -> pl.Series:
@@ -165,14 +173,13 @@ def kernel_groups(trace: Attributed, patterns: Patterns) -> pl.Series:
     gpu, groups = trace.gpu, pl.Enum(patterns.names)
     described = np.zeros(gpu.height + 1, np.bool_)
     described[row_numbers(trace.collectives["gpu"])] = True  # NO_ROW is the last element
-    keys = _keys(trace)
     result = pl.DataFrame(
         {
-            "user": _of_user(trace, keys, patterns),
+            "user": _of_user(trace, patterns),
             "described": described[:-1],
-            "copied": gpu["kind"].is_in(["memcpy", "memset"]),
+            "copied": (gpu["kind"] == "memcpy") | (gpu["kind"] == "memset"),
             "named": _of_names(trace).cast(groups),
-            "computed": _of_opcodes(trace, keys).cast(groups),
+            "computed": _of_opcodes(trace).cast(groups),
         }
     )
     group = pl.coalesce(
@@ -194,18 +201,12 @@ def groups_of_names(names: pl.Series) -> pl.Series:
     Returns:
         Categories among `GROUPS`, as pl.Enum, one for each name.
     """
-    # Numbers of patterns take a byte for each name and pattern, groups as text sixteen.
-    first = pl.coalesce(
-        pl.when(pl.col("text").str.contains(pattern)).then(pl.lit(number, pl.UInt8))
-        for number, (_, pattern) in enumerate(KERNEL_PATTERNS)
-    )
     text = pl.col("name").cast(pl.String).str.replace_all(_NO_REDUCTION, "precision").alias("text")
     # A trace may have a million names: in pieces, because each step makes a copy of its names.
     frame = names.alias("name").to_frame()
     pieces = (frame.slice(begin, _NAMES_AT_A_TIME) for begin in range(0, max(frame.height, 1), _NAMES_AT_A_TIME))
-    number = pl.concat(piece.select(text).select(number=first) for piece in pieces)["number"]
-    groups = pl.Series([group for group, _ in KERNEL_PATTERNS], dtype=pl.Enum(GROUPS))
-    return groups.gather(number.cast(pl.UInt32))
+    number = pl.concat(piece.select(text).select(number=_FIRST_PATTERN) for piece in pieces)["number"]
+    return _GROUP_OF_PATTERN[number.cast(pl.UInt32)]
 
 
 @of_each_activity
@@ -226,8 +227,11 @@ def _keys(trace: Attributed) -> pl.DataFrame:
     )
 
 
-def _of_opcodes(trace: Attributed, keys: pl.DataFrame) -> pl.Series:
+def _of_opcodes(trace: Attributed) -> pl.Series:
     """The group of each row of gpu by the opcodes in its HLO instruction; null if there are none or none match."""
+    if not trace.hlo:
+        return pl.Series([None], dtype=pl.Enum(GROUPS)).new_from_index(0, trace.gpu.height)
+    keys = _keys(trace)
     texts = _opcodes(trace, keys)
     groups = [_of_text(text) for text in texts["opcodes"]]
     grouped = texts.with_columns(group=pl.Series(groups, dtype=pl.Enum(GROUPS)))
@@ -250,11 +254,12 @@ def _texts(column: pl.Series) -> dict[int, str]:
     return dict(zip(values.to_physical(), values.cast(pl.String), strict=True))
 
 
-def _of_user(trace: Attributed, keys: pl.DataFrame, patterns: Patterns) -> pl.Series:
+def _of_user(trace: Attributed, patterns: Patterns) -> pl.Series:
     """The group that the user's patterns give each row of gpu; null if none matches."""
     groups = pl.Enum(patterns.names)
     if not patterns.pairs:
-        return pl.Series([None], dtype=groups).new_from_index(0, keys.height)
+        return pl.Series([None], dtype=groups).new_from_index(0, trace.gpu.height)
+    keys = _keys(trace)
     compiled = _compiled(patterns.pairs)
     names, instructions = _texts(trace.gpu["name"]), _texts(trace.gpu["hlo"])
     opcodes = {(hlo, module): text for hlo, module, text in _opcodes(trace, keys).iter_rows()}

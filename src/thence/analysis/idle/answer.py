@@ -18,6 +18,7 @@ from thence.analysis.selection.windows import cut_to_windows, windows_of_selecti
 from thence.analysis.steps.plain_step import plain_step, unrecorded_steps
 from thence.errors import UsageError
 from thence.model.answer import Answer, TableView
+from thence.model.columns import at_once
 from thence.model.kernel_names import short_names
 from thence.model.places import IDLE_BY
 from thence.model.totals import must, smallest
@@ -37,6 +38,9 @@ _ROWS_SHOWN = 15
 _ROWS = {
     "cause": pl.String(), "by": pl.String(), "name": pl.String(), "total_ns": pl.Int64(), "count": pl.Int64(),
     "share": pl.Float64(),
+}  # fmt: skip
+_WAITS = {
+    "name": pl.String(), "place": pl.String(), "total_ns": pl.Int64(), "count": pl.Int64(), "share": pl.Float64(),
 }  # fmt: skip
 
 
@@ -190,7 +194,7 @@ class IdleTime(Answer):
         Raises:
             Contradiction: they do not.
         """
-        causes = dict(self.causes.select("cause", "total_ns").rows())
+        causes = dict(self.causes[["cause", "total_ns"]].rows())
         rows = dict(self.rows.group_by("cause").agg(pl.col("total_ns").sum()).rows())
         must(
             self.caveats.inputs,
@@ -276,7 +280,7 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
     late = late if not trace.selection.idle_unknown else None
     pieces, contexts = both(lambda: idle_causes(trace), lambda: Contexts.of(trace.host))
     total = int(pieces["duration"].sum())
-    after = pieces.drop_nulls("wait").group_by("wait").agg(total_ns=pl.col("duration").sum())
+    after = pieces.lazy().drop_nulls("wait").group_by("wait").agg(total_ns=pl.col("duration").sum()).pipe(at_once)
     asked, kinds = [pieces["host"], after["wait"]], [*kinds_of(by), *_PLACES_OF_WAITS]
     places = HostPlaces.of(trace, contexts, asked, kinds)
     names = piece_names(trace, pieces, by, places)
@@ -288,11 +292,13 @@ def idle_time(trace: Attributed, by: str = "place", late: pl.DataFrame | None = 
         _rows(pieces, names, total),
         _after_waits(trace, after, total, places),
         pl.DataFrame(schema={"rank": pl.Int32, "device": pl.Int32, "wait_ns": pl.Int64}) if late is None else late,
-        pieces.filter(pl.col("reason").is_not_null())
+        pieces.lazy()
+        .drop_nulls("reason")
         .group_by("reason")
         .agg(total_ns=pl.col("duration").sum())
         .with_columns(pl.col("reason").cast(pl.String))
-        .sort("total_ns", "reason", descending=[True, False]),
+        .sort("total_ns", "reason", descending=[True, False])
+        .pipe(at_once),
         int(silent["duration"].sum()),
         _unsampled(trace, pieces),
         pieces,
@@ -337,28 +343,29 @@ def _rows(pieces: pl.DataFrame, names: PieceNames, total: Ns) -> pl.DataFrame:
     )
     key = sums["key"]
     return (
-        sums.with_columns(
-            cause=pl.Series(CAUSES).gather(key // size),
-            by=names.by.gather(key % size),
-            name=names.name.gather(key % size),
-        )
+        sums.lazy()
+        .with_columns(cause=pl.Series(CAUSES)[key // size], by=names.by[key % size], name=names.name[key % size])
         .group_by("cause", "by", "name")
         .agg(pl.col("total_ns", "count").sum())
         .with_columns(share=pl.col("total_ns") / max(total, 1))
         .sort("total_ns", "cause", "name", descending=[True, False, False])
         .select(list(_ROWS))
+        .pipe(at_once)
     )
 
 
 def _causes(pieces: pl.DataFrame, total: Ns) -> pl.DataFrame:
-    grouped = pieces.group_by("cause").agg(total_ns=pl.col("duration").sum(), count=pl.len().cast(pl.Int64))
     return (
-        grouped.with_columns(pl.col("cause").cast(pl.String))
+        pieces.lazy()
+        .group_by("cause")
+        .agg(total_ns=pl.col("duration").sum(), count=pl.len().cast(pl.Int64))
+        .with_columns(pl.col("cause").cast(pl.String))
         .with_columns(
             share=pl.col("total_ns") / max(total, 1),
             meaning=pl.col("cause").replace_strict(MEANINGS, return_dtype=pl.String),
         )
         .sort("total_ns", "cause", descending=[True, False])
+        .pipe(at_once)
     )
 
 
@@ -370,15 +377,19 @@ def _after_waits(trace: Attributed, after: pl.DataFrame, total: Ns, places: Host
         total: all idle time, in ns.
         places: places of these host rows.
     """
+    if after.is_empty():
+        return pl.DataFrame(schema=_WAITS)
     context = places.contexts.at(after["wait"])
     place = pl.select(pl.coalesce(*(places.names[kind] for kind in _PLACES_OF_WAITS))).to_series()
     return (
-        after.with_columns(name=trace.host["name"].gather(places.contexts.row[context]), place=place.gather(context))
+        after.lazy()
+        .with_columns(name=trace.host["name"][places.contexts.row[context]], place=place[context])
         .with_columns(pl.col("name", "place").cast(pl.String))
         .group_by("name", "place")
         .agg(pl.col("total_ns").sum(), count=pl.len().cast(pl.Int64))
         .with_columns(share=pl.col("total_ns") / max(total, 1))
         .sort("total_ns", "name", "place", descending=[True, False, False])
+        .pipe(at_once)
     )
 
 

@@ -226,7 +226,7 @@ def _idle_frame(gaps: Sequence[DeviceGaps], pieces: Sequence[_DevicePieces]) -> 
     rows = pl.DataFrame({name: getattr(columns, name).astype(np.int32) for name in ("host", "gpu", "wait")})
     return pl.DataFrame({
         "rank": rank, "device": device, "start": columns.start, "duration": columns.duration,
-        "cause": _CAUSE_NAMES.gather(columns.cause), "reason": _REASON_NAMES.gather(columns.reason),
+        "cause": _CAUSE_NAMES[columns.cause], "reason": _REASON_NAMES[columns.reason],
     }).hstack(rows.select(pl.when(pl.all() != NO_ROW).then(pl.all())))  # fmt: skip
 
 

@@ -248,10 +248,10 @@ def held_until(tables: Tables, launch: Int64) -> Int64:
     awaited = edges["awaited"].to_numpy().astype(np.int64)
     end = tables.gpu["start"].to_numpy() + tables.gpu["duration"].to_numpy()
     np.maximum.at(held, edges["waiting"].to_numpy().astype(np.int64), end[awaited] + MAX_LAUNCH_LATENCY_NS)
-    calls = tables.host.select("rank", "category", "name", "start").filter(pl.col("category").is_in(API_CALLS))
-    holding = calls.filter(matching(calls["name"], _HOLDING_CALLS)).sort("rank", "start")
-    if not holding.is_empty():
-        held[_behind_calls(tables, launch, holding)] = _LATEST
+    calls = tables.host[["rank", "category", "name", "start"]].filter(pl.col("category").is_in(API_CALLS))
+    holding = matching(calls["name"], _HOLDING_CALLS)
+    if holding.any():
+        held[_behind_calls(tables, launch, calls.filter(holding).sort("rank", "start"))] = _LATEST
     return held
 
 

@@ -160,9 +160,9 @@ def host_causes(host: pl.DataFrame, formats: Iterable[str] = ()) -> UInt8:
         formats: of the trace (`Meta.formats`).
     """
     first, number = _distinct(host)
-    rows = host.select(pl.col("category", "name", "state").gather(first)).cast(pl.String)
+    rows = host[["category", "name", "state"]][first].cast(pl.String)
     kinds = names_of_calls(rows["name"].cast(pl.Categorical()))
-    waits = set(kinds.filter(pl.col("kind").is_in(_PURE_WAITS))["name"].cast(pl.String))
+    waits = {name for name, kind in kinds.iter_rows() if kind in _PURE_WAITS}
     # In recordings of thence, a row of this category is the function around two launches, not a frame that ran.
     frames = "host" if set(formats) == {THENCE_RECORDING} else "python"
     causes = [_named_cause(str(category), name or "", state, waits, frames) for category, name, state in rows.rows()]

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.model.columns import row_numbers
+from thence.model.columns import name_codes, row_numbers
 from thence.model.formats import KINETO_TRACE, THENCE_RECORDING
 from thence.model.intervals import NEVER, NO_ROW, Intervals, reached_before
 from thence.model.phases import HOST_STATES, HostState
@@ -181,7 +181,7 @@ def merged(threads: Sequence[RowIntervals]) -> InnermostRows:
 
 def thread_numbers(host: pl.DataFrame) -> Int64:
     """The number of each host row's thread, from 0, in the order of the table."""
-    keys = host.select("rank", "process", "thread")
+    keys = host[["rank", "process", "thread"]]
     changed = np.zeros(host.height, np.bool_)
     for name in keys.columns:
         values = keys[name].to_numpy()
@@ -273,10 +273,10 @@ class HostThreads:
         first = np.flatnonzero(np.diff(thread, prepend=-1)) if len(thread) else thread
         rank = host["rank"].to_numpy()[first]
         end = (host["start"] + host["duration"]).to_numpy()
-        # The last element is for rows that are no samples, or of which the state is not known.
-        state = host["state"].to_physical().cast(pl.Int64).fill_null(len(HOST_STATES)).to_numpy()
-        waits = np.append(_WAITS_FOR_THREADS, False)[state]
-        ran = np.append(~_WAITS_FOR_THREADS, False)[state]
+        # The first element is for rows that are no samples, or of which the state is not known.
+        state = name_codes(host["state"])
+        waits = np.append(False, _WAITS_FOR_THREADS)[state]
+        ran = np.append(False, ~_WAITS_FOR_THREADS)[state]
         spans = {int(rank[number]): span for number, span in program_spans(trace, first, end).items()}
         return cls(
             _UNINFORMATIVE[category] | waits, _INFORMATIVE[category] | ran, is_call, first, rank,

@@ -18,7 +18,7 @@ from thence.analysis.steps.windows import steps
 from thence.attribution.host_rows import gathered
 from thence.attribution.launch_places import places_of_rows
 from thence.errors import MissingData
-from thence.model.columns import name_codes, row_numbers
+from thence.model.columns import name_codes, not_null, row_numbers
 from thence.model.grouped_intervals import numbered as numbered_rows
 from thence.model.intervals import NO_ROW, chain_to
 from thence.model.own_code import OwnCode
@@ -177,7 +177,7 @@ def piece_names(trace: Attributed, pieces: pl.DataFrame, by: str, places: HostPl
 
 def _by_place(trace: Attributed, pieces: pl.DataFrame, places: HostPlaces) -> PieceNames:
     """The names by place: names of contexts, then reasons, then null."""
-    row, category = (trace.host[name].gather(places.contexts.row) for name in ("name", "category"))
+    row, category = (trace.host[name][places.contexts.row] for name in ("name", "category"))
     step = pl.select(pl.when(category == "step").then(row)).to_series()
     by_kind = {by: places.names[by] for by in _PREFERRED} | {"step": step, "call": row}
     of_contexts = pl.DataFrame({by: name.cast(pl.String) for by, name in by_kind.items()}).select(
@@ -185,12 +185,11 @@ def _by_place(trace: Attributed, pieces: pl.DataFrame, places: HostPlaces) -> Pi
         name=pl.coalesce(*by_kind),
     )
     reasons = list(REASONS)
-    rest = pl.DataFrame({"by": ["reason"] * len(reasons) + ["call"], "name": [*reasons, None]})
+    rest = pl.DataFrame({"by": ["call"] + ["reason"] * len(reasons), "name": [None, *reasons]})
     every = pl.concat([of_contexts, rest])
     number = places.contexts.at(pieces["host"])
-    unnamed = np.append(of_contexts["name"].is_null().to_numpy(), True)[number]
-    reason = pieces["reason"].to_physical().fill_null(len(reasons)).to_numpy()
-    number[unnamed] = of_contexts.height + reason[unnamed].astype(np.int32)
+    unnamed = np.append(~not_null(of_contexts["name"]), True)[number]
+    number[unnamed] = of_contexts.height + name_codes(pieces["reason"])[unnamed].astype(np.int32)
     return PieceNames(number, every["by"], every["name"])
 
 

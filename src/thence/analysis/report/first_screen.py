@@ -12,6 +12,7 @@ import polars as pl
 
 from thence.analysis.collectives.exposure import exposure
 from thence.model.answer import Answer, TableView
+from thence.model.columns import at_once
 from thence.model.shortened_names import fitted
 from thence.model.thresholds import SHOWN_AT_FIRST_SHARE
 from thence.units import format_count, format_ns, format_share
@@ -118,10 +119,11 @@ def first_screen(
     devices = exposure(trace).devices
     communication, exposed = (int(devices[name].sum()) for name in ("communication_ns", "exposed_ns"))
     phases = (
-        trace.gpu.select("duration", phase=trace.places["phase"])
+        pl.LazyFrame([trace.gpu["duration"], trace.places["phase"]])
         .group_by(pl.col("phase").cast(pl.String))
         .agg(total_ns=pl.col("duration").sum())
         .sort("total_ns", "phase", descending=[True, False])
+        .pipe(at_once)
     )
     return FirstScreen(
         headline, summary, whole, phases, communication, exposed, idle, tuple(next_steps), tuple(advice),

@@ -39,7 +39,7 @@ from thence.analysis.selection.windows import busy_in_windows, cut_to_windows, u
 from thence.analysis.steps.plain_step import of_some_steps, plain_step, why_no_plain_step
 from thence.analysis.steps.windows import OUTLIER, RULES, Steps, basis_of, left_out_of_windows, selected_steps
 from thence.errors import MissingData
-from thence.model.columns import mask_of
+from thence.model.columns import at_once, mask_of
 from thence.model.grouped_intervals import numbered
 from thence.model.tables import ENDLESS, NO_STEPS
 from thence.model.thresholds import MAX_HOST_RANGES, SAMPLED_HOST_RANGES, SHOWN_SHARE
@@ -351,7 +351,7 @@ def headline(
     reason = "" if pieces is not None else idle.reason
     causes = None if pieces is None else _of_windows(*pieces)
     if figures is None and idle.result is not None:
-        causes = _of_window(trace, idle.result, shares)
+        causes = _of_window(idle.result, shares, causes or {})
     pace = None
     if late.result is not None:
         pace = _pace(late.result, windows, partial(_of_device, pieces), reason, of_steps=figures is not None)
@@ -470,7 +470,8 @@ class _Shares:
         of_device = windows.group_by("rank", "device").agg(pl.col("duration", "busy_ns", "exposed_ns").sum())
         length = max(int(of_device["duration"].sum()), 1)
         busy, exposed = (int(of_device[name].sum()) / length for name in ("busy_ns", "exposed_ns"))
-        return cls(busy, exposed, _spread(of_device, "busy_ns"), _spread(of_device, "exposed_ns"))
+        busy_spread, exposed_spread = _spreads(of_device, "busy_ns", "exposed_ns")
+        return cls(busy, exposed, busy_spread, exposed_spread)
 
     def measured(self, late: tuple[Late, ...], *, of_steps: bool) -> Measured:
         """What a verdict is made of."""
@@ -481,13 +482,14 @@ class _Shares:
         return Measured(of_steps, self.busy, self.exposed, shares, self.no_causes, late, spreads, self.pace)
 
 
-def _spread(windows: pl.DataFrame, name: str) -> Spread:
-    """The spread over the devices of a column of ns as a share of ``duration``, the median of each device."""
-    share = (pl.col(name) / pl.col("duration").clip(1)).median()
-    of_device = windows.group_by("rank", "device").agg(share=share)["share"].to_numpy()
-    if not len(of_device):
-        return ALIKE
-    return Spread(float(of_device.min()), float(of_device.max()), len(of_device), float(of_device.mean()))
+def _spreads(windows: pl.DataFrame, *names: str) -> list[Spread]:
+    """The spread over the devices of columns of ns as shares of ``duration``, the median of each device."""
+    if windows.is_empty() or not names:
+        return [ALIKE] * len(names)
+    shares = ((pl.col(name) / pl.col("duration").clip(1)).median() for name in names)
+    of_device = windows.group_by("rank", "device").agg(shares)
+    of_names = (of_device[name].to_numpy() for name in names)
+    return [Spread(float(s.min()), float(s.max()), len(s), float(s.mean())) for s in of_names]
 
 
 def _headline(
@@ -506,6 +508,7 @@ def _headline(
 def step_figures(steps: Steps, soundness: Soundness) -> StepFigures:
     """The typical step of a trace."""
     frame, typical = steps.frame, steps.typical
+    busy_spread, exposed_spread = _spreads(typical, "busy_ns", "exposed_ns")
     length = pl.col("duration").clip(1)
     median, busy_ns, busy, exposed = typical.select(
         pl.col("duration").median(),
@@ -525,8 +528,8 @@ def step_figures(steps: Steps, soundness: Soundness) -> StepFigures:
         *_extremes(steps),
         soundness.idle_is(),
         busy_ns,
-        busy_spread=_spread(typical, "busy_ns"),
-        exposed_spread=_spread(typical, "exposed_ns"),
+        busy_spread=busy_spread,
+        exposed_spread=exposed_spread,
     )
 
 
@@ -547,12 +550,17 @@ def _whole(trace: Attributed) -> pl.DataFrame:
     """The whole window of the work of each device: rank, device, duration, busy_ns and exposed_ns."""
     around = trace.around
     windows = windows_of_selection(around)
-    windows = windows.with_columns(busy_ns=busy_in_windows(windows, around.gpu))
-    device = ("rank", "device")
-    exposed = exposure(around).devices.select(*device, "exposed_ns")
-    of_device = windows.group_by(device, maintain_order=True).agg(pl.col("duration", "busy_ns").sum())
-    of_device = of_device.join(exposed, on=device, how="left", maintain_order="left")
-    return of_device.with_columns(pl.col("exposed_ns").fill_null(0))
+    device = ["rank", "device"]
+    exposed = exposure(around).devices[[*device, "exposed_ns"]].lazy()
+    return (
+        windows.hstack([pl.Series("busy_ns", busy_in_windows(windows, around.gpu))])
+        .lazy()
+        .group_by(device, maintain_order=True)
+        .agg(pl.col("duration", "busy_ns").sum())
+        .join(exposed, on=device, how="left", maintain_order="left")
+        .with_columns(pl.col("exposed_ns").fill_null(0))
+        .pipe(at_once)
+    )
 
 
 def _pace(
@@ -590,17 +598,17 @@ def _of_device(pieces: _Pieces | None, rank: int, device: int) -> _Causes | None
     return None if pieces is None else _of_windows(pieces[0], pieces[1].filter(rank=rank, device=device))
 
 
-def _of_window(trace: Attributed, idle: IdleTime, shares: _Shares) -> _Causes:
-    """The share of each cause of idle time in the whole window of all devices."""
-    spreads = _of_windows(idle.unnamed, windows_of_selection(trace.around))
-    causes = idle.causes.select("cause", pl.col("share") * (1 - shares.busy)).rows()
-    return {cause: (share, spreads[cause][1] if cause in spreads else ALIKE) for cause, share in causes}
+def _of_window(idle: IdleTime, shares: _Shares, of_windows: _Causes) -> _Causes:
+    """The share of each cause of idle time in the whole window of all devices, with the spreads of the windows."""
+    causes = idle.causes[["cause", "share"]].rows()
+    spreads = {cause: spread for cause, (_, spread) in of_windows.items()}
+    return {cause: (share * (1 - shares.busy), spreads.get(cause, ALIKE)) for cause, share in causes}
 
 
 def _of_windows(pieces: pl.DataFrame, windows: pl.DataFrame) -> _Causes:
     """The median share of each cause of pieces of idle time in windows."""
     piece, window, start, end = cut_to_windows(pieces, windows)
-    cause = pieces["cause"].cast(pl.String).gather(piece)
+    cause = pieces["cause"][piece].cast(pl.String)
     parts = pl.DataFrame({"window": window, "cause": cause, "ns": end - start})
     sums = parts.group_by("cause", "window").agg(pl.col("ns").sum())
     return _median_shares(sums, windows)
@@ -666,15 +674,15 @@ def _median_shares(sums: pl.DataFrame, windows: pl.DataFrame) -> _Causes:
         sums: cause, window (row in ``windows``), ns.
         windows: rank, device and duration (ns) of each.
     """
-    medians = {}
-    of_cause = sums.group_by("cause", maintain_order=True).agg("window", "ns").sort("cause")
-    for cause, rows, ns in of_cause.rows():
-        inside = np.zeros(windows.height, np.int64)
-        inside[rows] = ns
-        shares = windows.select("rank", "device", pl.col("duration"), ns=pl.Series(inside))
-        median = float(np.median(inside / np.maximum(windows["duration"].to_numpy(), 1)))
-        medians[cause] = (median, _spread(shares, "ns"))
-    return medians
+    of_cause = sums.lazy().group_by("cause", maintain_order=True).agg("window", "ns").sort("cause").pipe(at_once)
+    inside = np.zeros((of_cause.height, windows.height), np.int64)
+    for place, (_, rows, ns) in enumerate(of_cause.iter_rows()):
+        inside[place, rows] = ns
+    causes = of_cause["cause"].to_list()
+    columns = [pl.Series(cause, ns) for cause, ns in zip(causes, inside, strict=True)]
+    spreads = _spreads(windows[["rank", "device", "duration"]].hstack(columns), *causes)
+    medians = np.median(inside / np.maximum(windows["duration"].to_numpy(), 1), axis=1).tolist()
+    return dict(zip(causes, zip(medians, spreads, strict=True), strict=True))
 
 
 def _late(job: Job) -> tuple[Late, ...]:

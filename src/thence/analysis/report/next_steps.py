@@ -173,11 +173,10 @@ def _rows(trace: Attributed, summary: Summary) -> NextStep | None:
         if kind == summary.by:
             continue
         if kind == "kernel":
-            several = trace.gpu["name"].n_unique() > 1
-            covered = 1.0
+            names, covered = trace.gpu["name"], 1.0
         else:
-            several = trace.places[kind].drop_nulls().n_unique() > 1
-            covered = summary.attributed_ns.get(kind, 0) / whole
+            names, covered = trace.places[kind], summary.attributed_ns.get(kind, 0) / whole
+        several = names.n_unique() - bool(names.null_count()) > 1
         if several and covered >= PROPOSED_COVERED_SHARE:
             why = f"the same time by {kind}" + (f" ({format_share(covered, 1)})" * (covered < 1))
             return NextStep("report", ("--by", kind), f'trace.report("{kind}")', why)

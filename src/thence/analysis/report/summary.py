@@ -34,7 +34,7 @@ from thence.analysis.soundness.findings import Soundness
 from thence.errors import MissingData, UsageError
 from thence.model.answer import Answer, TableView
 from thence.model.attributed import once_per_trace
-from thence.model.columns import group_sums
+from thence.model.columns import at_once, group_sums
 from thence.model.grouped_intervals import GroupedIntervals, numbered
 from thence.model.intervals import levels, union_lengths, unions
 from thence.model.kernel_names import short_names
@@ -63,6 +63,7 @@ OVERLAPPED = "several rows at once"
 _OF_HLO = frozenset(kind.name for kind in PLACE_KINDS if kind.origin == "hlo")
 _ROW_COLUMNS = ("name", "attributed", "reason", "count", "total_ns", "mean_ns", "share", "exposed_ns", "backward_ns")
 _WORK_COLUMNS = (*WORK_SUMS, *USE)
+_SEPARATE = {"code": pl.String(), "executions": pl.Int64(), "count": pl.Int64(), "total_ns": pl.Int64()}
 _OF_INSTRUCTIONS = ("program", "op_name", "source")
 """Columns of rows by HLO instruction in addition to the name."""
 _PLACED = len(CODES)
@@ -415,8 +416,8 @@ def _nothing_of_hlo(trace: Attributed, by: str, reasons: Sequence[Reason]) -> st
 def _span_and_busy(gpu: pl.DataFrame) -> tuple[Ns, Ns]:
     start = gpu["start"].to_numpy()
     end = start + gpu["duration"].to_numpy()
-    group = gpu.select(pl.struct("rank", "device").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
-    groups = int(group.max()) + 1
+    group, devices = numbered(gpu, "rank", "device")
+    groups = devices.height
     busy = union_lengths(group, start, end, groups)
     first = np.full(groups, np.iinfo(np.int64).max)
     last = np.full(groups, np.iinfo(np.int64).min)
@@ -465,7 +466,10 @@ def _reasons(trace: Attributed, sums: dict[str, Ns], total: Ns) -> tuple[Reason,
 
 
 def _details(trace: Attributed) -> pl.DataFrame:
-    frame = pl.DataFrame({"text": trace.places["detail"], "ns": trace.gpu["duration"]})
+    detail = trace.places["detail"]
+    if detail.null_count() == len(detail):
+        return pl.DataFrame(schema={"text": pl.String, "count": pl.Int64, "total_ns": pl.Int64})
+    frame = pl.DataFrame({"text": detail, "ns": trace.gpu["duration"]})
     return (
         frame.filter(pl.col("text").is_not_null())
         .group_by(pl.col("text").cast(pl.String))
@@ -476,6 +480,8 @@ def _details(trace: Attributed) -> pl.DataFrame:
 
 def _separate_work(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
     """The work that the rows keep separate, as in `Summary.separate`."""
+    if trace.places["separate"].null_count() == trace.gpu.height:
+        return pl.DataFrame(schema=_SEPARATE)
     rows = parts.filter(pl.col("reason").cast(pl.String).is_in([*SEPARATE]))["gpu"].unique()
     separate = rows.cast(pl.UInt32)
     return (
@@ -497,8 +503,8 @@ def _rows(trace: Attributed, parts: pl.DataFrame, totals: Totals, by: str) -> tu
     keys = ("place", "reason", *(("position",) if "position" in parts.columns else ()))
     exposed, overlapped = _exposed(trace, parts, totals, keys)
     grouped = (
-        parts.with_columns(exposed=exposed)
-        .hstack(work_of_parts(trace, parts))
+        parts.hstack([exposed.alias("exposed"), *work_of_parts(trace, parts)])
+        .lazy()
         .group_by(keys)
         .agg(
             pl.col("gpu").n_unique().cast(pl.Int64).alias("count"),
@@ -510,6 +516,7 @@ def _rows(trace: Attributed, parts: pl.DataFrame, totals: Totals, by: str) -> tu
         .with_columns(
             name=name_of_place(), attributed=pl.col("place").is_not_null(), reason=pl.col("reason").cast(pl.String)
         )
+        .pipe(at_once)
     )
     if by != "hlo":
         return finished_rows(grouped, by, totals.sum_ns, keys[2:]), overlapped
@@ -537,9 +544,11 @@ def finished_rows(rows: pl.DataFrame, by: str, total: int, more: Sequence[str]) 
         more: further columns to keep.
     """
     ordered = (
-        rows.with_columns(mean_ns=pl.col("total_ns") / pl.col("count"), share=pl.col("total_ns") / max(total, 1))
+        rows.lazy()
+        .with_columns(mean_ns=pl.col("total_ns") / pl.col("count"), share=pl.col("total_ns") / max(total, 1))
         .with_columns(use_of_sums())
         .sort("total_ns", "name", descending=[True, False])
+        .pipe(at_once)
     )
     # Names of kernels and paths of files need shortening; other names are those that the user wrote.
     shortened = {"kernel": short_names, "source": short_places}.get(by)

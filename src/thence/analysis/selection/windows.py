@@ -24,6 +24,8 @@ import numpy as np
 import polars as pl
 
 from thence.analysis.steps.windows import selected_windows, steps
+from thence.model.attributed import once_per_trace
+from thence.model.columns import at_once
 from thence.model.grouped_intervals import GroupedIntervals, numbered
 from thence.model.intervals import covered_lengths, unions
 
@@ -33,6 +35,10 @@ if TYPE_CHECKING:
     from thence.units import Ns
 
 
+_PAUSES = {"rank": pl.Int32(), "start": pl.Int64(), "end": pl.Int64(), "steps": pl.get_index_type()}
+
+
+@once_per_trace
 def windows_of_selection(trace: Attributed) -> pl.DataFrame:
     """The windows in which idle time counts; empty if idle time is unknown.
 
@@ -48,7 +54,7 @@ def windows_of_selection(trace: Attributed) -> pl.DataFrame:
         windows = _executions(trace)
     else:
         return _windows(trace)
-    windows = windows.select("rank", "device", "start", "duration")
+    windows = windows[["rank", "device", "start", "duration"]]
     if selection.window_ns is None:
         return windows
     _, row, start, end = cut_to_windows(_windows(trace), windows)
@@ -67,23 +73,26 @@ def _windows(trace: Attributed) -> pl.DataFrame:
     device = ("rank", "device")
     pauses = unrecorded_times(trace)
     if pauses.is_empty():
-        windows = trace.gpu.group_by(device)
+        windows = trace.gpu.lazy().group_by(device)
     else:
         pauses = pauses.with_columns(part=pl.int_range(1, pl.len() + 1))
-        numbered_work = trace.gpu.select(*device, "start", "duration").sort("start")
+        numbered_work = trace.gpu.lazy().select(*device, "start", "duration").sort("start")
         windows = numbered_work.join_asof(
-            pauses.sort("start").select("rank", "part", "start"), on="start", by="rank",
+            pauses.lazy().sort("start").select("rank", "part", "start"), on="start", by="rank",
             check_sortedness=False,
         ).group_by(*device, "part")  # fmt: skip
     merged = windows.agg(start=start, duration=end - start).sort(*device, "start")
     # Work that was launched before a time that is left out may end after it.
     before = (pl.col("start") + pl.col("duration")).cum_max().shift(1).over(device)
     begin = pl.max_horizontal("start", before)
-    return merged.select(*device, start=begin, duration=(pl.col("start") + pl.col("duration") - begin).clip(0))
+    duration = (pl.col("start") + pl.col("duration") - begin).clip(0)
+    return merged.select(*device, start=begin, duration=duration).pipe(at_once)
 
 
 def unrecorded_times(trace: Attributed) -> pl.DataFrame:
     """The times in which the recorder left out steps: rank, start and end (ns) and steps (their number)."""
+    if trace.step_times["recorded"].all():
+        return pl.DataFrame(schema=_PAUSES)
     times = trace.step_times.sort("rank", "start")
     turns = pl.col("recorded") != pl.col("recorded").shift(1).over("rank")
     following = pl.col("start").shift(-1).over("rank").fill_null(pl.col("start") + pl.col("duration"))
@@ -121,8 +130,8 @@ def busy_in_windows(windows: pl.DataFrame, work: pl.DataFrame) -> Int64:
         windows: rank, device, start and duration (ns), in any order.
         work: the same; intervals may overlap.
     """
-    columns = ("rank", "device", "start", "duration")
-    both = pl.concat([windows.select(columns), work.select(columns)], how="vertical_relaxed")
+    columns = ["rank", "device", "start", "duration"]
+    both = pl.concat([windows[columns], work[columns]], how="vertical_relaxed")
     group, devices = numbered(both, "rank", "device")
     start, end = _ends(both)
     timeline = GroupedIntervals.of(group, start, end, devices.height)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from thence.model.columns import values_or
+from thence.model.columns import at_once, values_or
 from thence.model.grouped_intervals import numbered, rows_by_number
 from thence.model.intervals import NO_ROW
 from thence.model.launches import CALLS, COUNTED, IDENTIFIED, UNCERTAIN
-from thence.model.names import matching
+from thence.model.names import among, distinct_names, matching
 from thence.units import format_ns
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ _GRAPH_LAUNCH = r"^(?:cuda|cu|hip)GraphLaunch"
 _WAIT = r"^(?:cudaDeviceSynchronize|cuCtxSynchronize|hipDeviceSynchronize)"
 _WITHOUT_A_TIME = (*COUNTED, *(name for names in UNCERTAIN.values() for name in names))
 """Names of launches that were identified by their CUPTI number; they lie between two times, which may be far apart."""
+_LAUNCHES = ["rank", "process", "thread", "name", "start", "end", "correlation", "graph", "shared"]
+"""Columns of launches that are those of their calls."""
 
 
 @dataclass
@@ -124,12 +126,9 @@ class Evidence:
                 devices=pl.col("device").unique().sort(),
             )
             .sort("rank")
-            .collect()
+            .pipe(at_once)
         )
-        return {
-            rank: Window(start, end, tuple(devices))
-            for rank, start, end, devices in frame.select("rank", "start", "end", "devices").rows()
-        }
+        return {rank: Window(start, end, tuple(devices)) for rank, start, end, devices in frame.rows()}
 
     def window(self, rank: int) -> Window:
         """The window of a rank; an empty window for a rank without device work."""
@@ -146,20 +145,24 @@ class Evidence:
                 *("host", "rank", "process", "thread", "category", "name", "start", "correlation"),
                 end=pl.col("start") + pl.col("duration"),
             )
-            .collect()
+            .pipe(at_once)
         )
+
+    @cached_property
+    def kernels(self) -> Mask:
+        """Mask of the activities that are kernels."""
+        mask: Mask = (self.tables.gpu["kind"] == "kernel").to_numpy()
+        return mask
 
     @cached_property
     def kernel_names(self) -> pl.Series:
         """The distinct names of the kernels."""
-        return self.tables.gpu.filter(pl.col("kind") == "kernel")["name"].unique()
+        return distinct_names(self.tables.gpu["name"].filter(self.kernels))
 
     def _launching(self, calls: pl.DataFrame) -> Mask:
         """Mask of the calls that launch kernels or CUDA graphs."""
         named = matching(calls["name"], f"{_KERNEL_LAUNCH}|{_GRAPH_LAUNCH}")
-        by_kernel = calls["name"].is_in(self.kernel_names.implode()).fill_null(value=False)
-        mask: Mask = (named | by_kernel).to_numpy()
-        return mask
+        return named.to_numpy() | among(calls["name"], self.kernel_names)
 
     @cached_property
     def launches(self) -> Launches:
@@ -167,15 +170,13 @@ class Evidence:
         calls, number, call, several = self._matched
         row = np.where(call == NO_ROW, NO_ROW, number[call]) if len(number) else call
         ambiguous = (row != NO_ROW) & several[call] if len(number) else np.zeros(len(row), np.bool_)
-        launch = number != NO_ROW
-        table = calls.with_columns(launch=pl.Series(number), shared=pl.Series(several))
-        table = _merged(table.filter(pl.Series(launch, dtype=pl.Boolean)))
-        table = table.drop("launch", "host", "category")
+        columns = [pl.Series("launch", number), pl.Series("shared", several)]
+        table = _merged(calls.hstack(columns)[np.flatnonzero(number != NO_ROW)])
         first, last = self._times_of_work(row, table.height)
         work = np.bincount(row[row != NO_ROW], minlength=table.height)
-        table = table.with_columns(
-            work=pl.Series(work, dtype=pl.Int64), first=pl.Series(first), last=pl.Series(last)
-        ).with_columns(pl.when(pl.col("work") > 0).then(pl.col("first", "last")))
+        columns = [pl.Series("work", work, pl.Int64), pl.Series("first", first), pl.Series("last", last)]
+        table = table[_LAUNCHES].hstack(columns)
+        table = table.with_columns(pl.when(pl.col("work") > 0).then(pl.col("first", "last")))
         if several.any():
             of_id = ("rank", "correlation")
             table = table.with_columns(
@@ -195,6 +196,8 @@ class Evidence:
     @cached_property
     def differing_graphs(self) -> pl.DataFrame:
         """Rank and id of the CUDA graphs whose launches ran different activities, by number or by the sum of hashes."""
+        if self.tables.gpu["graph"].null_count() == self.tables.gpu.height:
+            return self.tables.gpu[["rank", "graph"]].clear()
         launched = self.tables.gpu.lazy().filter(pl.col("graph").is_not_null(), pl.col("correlation") > 0)
         what = pl.coalesce(pl.col("node").hash(), pl.col("name").to_physical().hash())
         launches = launched.group_by("rank", "graph", "correlation").agg(pl.len(), what=what.sum())
@@ -246,7 +249,7 @@ class Evidence:
         """
         calls = self.calls.with_row_index("row").filter(pl.col("correlation").is_not_null() & IDENTIFIED)
         launches = np.flatnonzero(self._launching(calls))
-        calls = calls.with_columns(graph=matching(calls["name"], _GRAPH_LAUNCH))
+        calls = calls.hstack([matching(calls["name"], _GRAPH_LAUNCH).alias("graph")])
         number = np.full(calls.height, NO_ROW, np.int64)
         number[launches] = _outermost(calls[launches]).to_numpy()
         own = np.where(number == NO_ROW, np.arange(len(number)) + len(number), number)
@@ -272,10 +275,9 @@ class Evidence:
     @cached_property
     def launching_ranks(self) -> dict[int, tuple[int, int]]:
         """For each rank with launches, the number of its launches, and of its launches with device work."""
-        counted = self.launches.table.group_by("rank").agg(
-            pl.len().alias("launches"), working=(pl.col("work") > 0).sum()
-        )
-        return {rank: (n, working) for rank, n, working in counted.rows()}
+        working = (self.launches.table["work"] > 0).to_numpy()
+        of_rank = rows_by_number(self.launches.table["rank"].to_numpy())
+        return {rank: (len(rows), int(working[rows].sum())) for rank, rows in of_rank}
 
     def without_launches(self, ranks: Sequence[int] = ()) -> str:
         """The reason why no launch of some ranks, or of any rank if none are given, has device work.
@@ -309,13 +311,17 @@ class Evidence:
     @cached_property
     def steps(self) -> pl.DataFrame:
         """The profiler steps, as rows of host."""
-        return self.tables.host.filter(pl.col("category") == "step")
+        return self.host_rows("step")
+
+    def host_rows(self, category: str) -> pl.DataFrame:
+        """The rows of host of a category."""
+        host = self.tables.host
+        return host[np.flatnonzero((host["category"] == category).to_numpy())]
 
     @cached_property
     def kernel_ranks(self) -> frozenset[int]:
         """Ranks that ran kernels."""
-        kernels = self.tables.gpu.lazy().filter(pl.col("kind") == "kernel")
-        return frozenset(kernels.select(pl.col("rank").unique()).collect()["rank"])
+        return frozenset(self.tables.gpu["rank"].filter(self.kernels).unique())
 
     def steps_at(self, rank: int, times: Int64) -> str:
         """The profiler steps that the times lie in, as text; empty if they lie in none."""

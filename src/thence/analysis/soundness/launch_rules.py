@@ -34,6 +34,7 @@ import polars as pl
 
 from thence.analysis.soundness.evidence import Evidence, Judgement, called
 from thence.analysis.soundness.findings import MISSING, UNKNOWN_LAUNCHES, Finding, NotChecked
+from thence.model.columns import values_or
 from thence.model.grouped_intervals import distinct, rows_by_number
 from thence.model.intervals import NEVER, NO_ROW, union_lengths
 from thence.model.kernel_names import short_names
@@ -347,14 +348,12 @@ def _stray(evidence: Evidence) -> pl.DataFrame:
         rank, device, name, start, duration and correlation of gpu, and ``single``: whether no other of these kernels
         has the same correlation id. Kernels of one launch of a graph have the same.
     """
-    launched = evidence.tables.gpu.filter(
-        pl.Series(evidence.launches.of_work == NO_ROW),
-        pl.col("kind") == "kernel",
-        pl.col("correlation") > 0,
-        pl.col("rank").is_in(list(evidence.launching_ranks)),
-    ).select("rank", "device", "name", "start", "duration", "correlation")
+    gpu = evidence.tables.gpu
+    alone = (evidence.launches.of_work == NO_ROW) & evidence.kernels & (values_or(gpu["correlation"], 0) > 0)
+    alone &= np.isin(gpu["rank"].to_numpy(), list(evidence.launching_ranks))
+    launched = gpu[["rank", "device", "name", "start", "duration", "correlation"]][np.flatnonzero(alone)]
     if launched.is_empty():
-        return launched.with_columns(single=pl.lit(value=True))
+        return launched
     ids = evidence.calls.lazy().filter(pl.col("correlation") > 0)
     first = ids.group_by("rank").agg(low=pl.col("correlation").min())
     return (
@@ -650,6 +649,8 @@ def _equal_rows(evidence: Evidence) -> Int64:
     rows, stream = evidence.by_stream
     start = evidence.tables.gpu["start"].to_numpy()[rows]
     same = np.flatnonzero((start[1:] == start[:-1]) & (stream[1:] == stream[:-1]))
+    if not len(same):
+        return same
     suspects = np.sort(rows[distinct(np.concatenate([same, same + 1]))])
     part = evidence.tables.gpu[suspects].select(_SAME)
     copies = part.select((~pl.struct(pl.all()).is_first_distinct()).arg_true()).to_series()
@@ -701,7 +702,10 @@ def _of_one_node(evidence: Evidence) -> Int64:
 
 def _equal_launches(evidence: Evidence) -> pl.DataFrame:
     """The launches that are equal to an earlier one, but for their start: rank and start."""
-    table = evidence.launches.table.filter("shared")
+    table = evidence.launches.table
+    if not table["shared"].any():
+        return table[["rank", "start"]].clear()
+    table = table.filter("shared")
     same = pl.struct("rank", "process", "thread", "name", "correlation", pl.col("end") - pl.col("start"))
     return table.filter(~same.is_first_distinct()).select("rank", "start")
 

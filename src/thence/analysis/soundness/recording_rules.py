@@ -45,7 +45,7 @@ _LOST = ("dropped", "recorder_error")
 def profiler_overhead(evidence: Evidence) -> Judgement:
     """Judges the time of the profiler itself in which the device was idle; less than half of the span is a note."""
     judgement = Judgement()
-    overhead = evidence.tables.host.filter(pl.col("category") == "overhead")
+    overhead = evidence.host_rows("overhead")
     if overhead.is_empty():
         text = "the trace does not record the time of the profiler itself"
         judgement.not_checked.append(NotChecked("profiler_overhead", text, OVERHEAD))
@@ -105,9 +105,9 @@ def no_device_work(evidence: Evidence) -> Judgement:
     host = evidence.tables.host
     silent = [rank for rank in host["rank"].unique() if rank not in evidence.windows]
     working = pl.col("rank").is_in(silent) & pl.col("category").is_in(_WORKING_CATEGORIES)
-    rows = host.select("rank", "category").filter(working) if silent else host.clear()
+    counted = host.filter(working).group_by("rank").len().sort("rank").rows() if silent else []
     captured = only_captured(evidence) if silent else {}
-    for rank, ranges in rows.group_by("rank").len().sort("rank").rows():
+    for rank, ranges in counted:
         launches = evidence.launching_ranks.get(rank, (0, 0))[0]
         if rank in captured:
             text = (
@@ -166,6 +166,8 @@ def windows_apart(evidence: Evidence) -> Judgement:
 
 def copied_ranks(evidence: Evidence) -> Judgement:
     """Notes ranks whose device work begins, ends and lasts the same to the nanosecond: copies of one recording."""
+    if len(evidence.windows) < 2:
+        return Judgement()
     same = (
         evidence.tables.gpu.lazy()
         .group_by("rank")

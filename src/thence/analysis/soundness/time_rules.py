@@ -19,7 +19,7 @@ from thence.analysis.soundness.evidence import Evidence, Judgement
 from thence.analysis.soundness.findings import CLOCKS, MISSING, UNKNOWN_LAUNCHES, Finding, NotChecked
 from thence.attribution.waiting import completed_waiting
 from thence.model.columns import values_or
-from thence.model.grouped_intervals import rows_by_number
+from thence.model.grouped_intervals import distinct, rows_by_number
 from thence.model.intervals import NEVER, NO_ROW, covered_lengths
 from thence.model.kernel_names import short_names
 from thence.model.thresholds import (
@@ -59,6 +59,9 @@ def outlier(evidence: Evidence) -> Judgement:
     or if it is too short to matter.
     """
     judgement = Judgement()
+    durations = evidence.tables.gpu["duration"].to_numpy()[evidence.kernels]
+    if len(durations) < _MIN_EXECUTIONS or int(durations.max()) < _OUTLIER_RATIO * int(durations.min()):
+        return judgement
     kernels = evidence.tables.gpu.lazy().filter(pl.col("kind") == "kernel", pl.col("duration") > _OUTLIER_RATIO)
     longest = kernels.group_by("name").agg(most=pl.col("duration").max()).collect()
     if longest.is_empty():
@@ -130,11 +133,11 @@ def impossible_time(evidence: Evidence) -> Judgement:
     judgement = Judgement()
     gpu = evidence.tables.gpu
     outlasting = _outlasting(evidence)
-    too_fast = _too_fast(gpu)
+    too_fast = _too_fast(evidence)
     shifted = (
         len(evidence.tables.meta.inputs) > 1
     )  # times of several inputs are shifted to the clock of the first, on which 0 has no special meaning
-    suspects = {*_suspects(gpu), *gpu["rank"].to_numpy()[outlasting].tolist(), *too_fast}
+    suspects = {*_suspects(evidence), *gpu["rank"].to_numpy()[outlasting].tolist(), *too_fast}
     for rank, of_rank in rows_by_number(gpu["rank"].to_numpy()) if suspects else ():
         if rank not in suspects:
             continue
@@ -167,23 +170,22 @@ def impossible_time(evidence: Evidence) -> Judgement:
     return judgement
 
 
-def _suspects(gpu: pl.DataFrame) -> set[int]:
+def _suspects(evidence: Evidence) -> set[int]:
     """Ranks in which times can be impossible: they are more than a day apart, or any is 0 or less."""
-    start, duration = pl.col("start"), pl.col("duration")
-    end = (start + duration).max().cast(pl.Float64)
-    frame = gpu.lazy().group_by("rank").agg(
-        range=end - start.min().cast(pl.Float64), first=start.min(), shortest=duration.min()
-    )  # fmt: skip
-    wrong = (pl.col("range") > _DAY_NS) | (pl.col("first") <= 0) | (pl.col("shortest") < 0)
-    return set(frame.filter(wrong).collect()["rank"].to_list())
+    gpu = evidence.tables.gpu
+    negative = gpu["rank"].to_numpy()[gpu["duration"].to_numpy() < 0]
+    far = {rank for rank, window in evidence.windows.items() if window.span > _DAY_NS or window.start <= 0}
+    return far | set(distinct(negative).tolist())
 
 
-def _too_fast(gpu: pl.DataFrame) -> dict[int, int]:
+def _too_fast(evidence: Evidence) -> dict[int, int]:
     """Ranks of whose kernels a tenth take less than any kernel can, with the duration that a tenth does not exceed.
 
     Profilers that round to whole microseconds write 0 for kernels of less, so their durations are not judged.
     """
-    duration = pl.col("duration")
+    gpu, duration = evidence.tables.gpu, pl.col("duration")
+    if not (gpu["duration"].to_numpy()[evidence.kernels] < FASTEST_KERNEL_NS).any():
+        return {}
     frame = (
         gpu.lazy()
         .filter(pl.col("kind") == "kernel")
@@ -272,9 +274,8 @@ def broken_order(evidence: Evidence) -> Judgement:
         text = f"{evidence.without_launches()}, so the order in which work was launched is unknown"
         judgement.not_checked.append(NotChecked("broken_order", text, UNKNOWN_LAUNCHES))
         return judgement
-    single = launches.table.select(~pl.col("graph") & (pl.col("work") == 1)).to_series().to_numpy()
-    eager = (row != NO_ROW) & single[row] & ~launches.ambiguous
-    eager &= (gpu["kind"] == "kernel").to_numpy()
+    single = (~launches.table["graph"] & (launches.table["work"] == 1)).to_numpy()
+    eager = (row != NO_ROW) & single[row] & ~launches.ambiguous & evidence.kernels
     rows = np.flatnonzero(eager)
     if bool(np.all(np.diff(row[rows]) >= 0)):
         return judgement
@@ -461,6 +462,8 @@ def _scopes(evidence: Evidence, waits: pl.DataFrame, events: pl.DataFrame) -> pl
         a device that the trace does not name wait for the only one of their rank, if they took time.
     """
     waits = waits.filter((pl.col("known") == "recorded").fill_null(value=False), pl.col("kind").is_in(_PURE_WAITS))
+    if waits.is_empty():
+        return waits
     host = evidence.tables.host.select("start", end=pl.col("start") + pl.col("duration"))
     only = [(rank, window.device) for rank, window in evidence.windows.items() if window.device is not None]
     devices = pl.DataFrame(only, {"rank": pl.Int32, "only": pl.Int32}, orient="row")

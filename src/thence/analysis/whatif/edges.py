@@ -345,6 +345,8 @@ def _launched_again(work: RecordedWork) -> tuple[Int64, Int64]:
     """
     keys = ["rank", "device", "graph"]
     times = {"start": work.gpu.start, "end": work.gpu.end, "launch": work.launch}
+    if work.trace.gpu["graph"].null_count() == work.trace.gpu.height:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
     rows = work.trace.gpu.select(keys).with_row_index("gpu").with_columns(**times)
     runs = (
         rows.filter(pl.col("graph").is_not_null(), pl.col("launch") != NO_ROW)
@@ -384,6 +386,8 @@ def add_waits(builder: GraphBuilder) -> Int64:
     gpu, host = work.gpu, work.host
     waits = work.trace.waits.with_row_index("wait")
     result = np.full(waits.height, NO_ROW)
+    if waits.is_empty():
+        return result
     targets = _awaited(work.trace, work.launch, waits)
     wait, activity = (targets["wait"].to_numpy().astype(np.int64), targets["gpu"].to_numpy().astype(np.int64))
     rows = waits["host"].to_numpy().astype(np.int64)
@@ -484,6 +488,8 @@ def _engine_handovers(trace: Attributed, host: Intervals, thread: Int64) -> _Han
     between the API calls of the two threads, or at the ends of the row.
     """
     made, row = _calls_in_backward(trace, host, thread)
+    if not len(made):
+        return _Handovers(*np.empty((5, 0), np.int64))
     others = thread[made] != thread[row]
     each = pl.DataFrame({"row": row, "thread": thread[made], "others": others}).with_columns(
         start=host.start[made], end=np.minimum(host.end[made], host.end[row])

@@ -355,6 +355,8 @@ def _previous(chain: Int64) -> Int64:
 
 def _inferred(trace: Attributed) -> float:
     """Share of the waits for events whose record is inferred or unknown."""
+    if trace.events.is_empty():
+        return 0.0
     waits = trace.events.filter(pl.col("kind") == "wait")
     unsure = waits.filter(pl.col("known").is_in(["inferred", "unknown"])).height
     return unsure / waits.height if waits.height else 0.0

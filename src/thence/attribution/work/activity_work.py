@@ -22,7 +22,7 @@ from thence.attribution.work.said import said_work
 from thence.attribution.work.served_attention import SERVED_ATTENTION, served_attention
 from thence.attribution.work.traffic import traffic_of
 from thence.model.attributed import of_each_activity
-from thence.model.columns import name_codes, values_or
+from thence.model.columns import at_once, name_codes, values_or
 from thence.model.intervals import NO_ROW
 from thence.model.names import ON_DEVICE, among, distinct_names, matching
 from thence.model.peaks import DTYPES
@@ -63,9 +63,9 @@ def activity_work(trace: Attributed) -> pl.DataFrame:
     """
     if trace.work is not None:
         return trace.work
-    activities = trace.gpu.select(
-        "duration", "bytes", "name", copied=pl.col("kind").is_in(["memcpy", "memset"]), dtype=_types(data_types(trace))
-    )
+    kind = trace.gpu["kind"]
+    copied = ((kind == "memcpy") | (kind == "memset")).alias("copied")
+    activities = trace.gpu[["duration", "bytes", "name"]].hstack([copied, _types(data_types(trace)).alias("dtype")])
     every = {
         "said": said_work(trace),
         "hlo": _of_instructions(trace),
@@ -80,8 +80,8 @@ def activity_work(trace: Attributed) -> pl.DataFrame:
     def first(column: str) -> pl.Expr:
         return pl.coalesce(pl.col(f"{column}_{rule}") for rule in names)
 
-    times_moved = pl.when(pl.lit(matching(trace.gpu["name"], ON_DEVICE))).then(2).otherwise(1)
-    own = pl.when("copied").then(times_moved * pl.col("bytes").cast(pl.Float64))
+    on_device = copied.any() and matching(trace.gpu["name"], ON_DEVICE)
+    own = pl.when("copied").then(pl.when(pl.lit(on_device)).then(2).otherwise(1) * pl.col("bytes").cast(pl.Float64))
     rules = [
         pl.when(pl.col(f"{column}_{rule}").is_not_null()).then(pl.lit(rule))
         for column in ("flop", "traffic")
@@ -89,6 +89,7 @@ def activity_work(trace: Attributed) -> pl.DataFrame:
     ]
     return (
         activities.hstack(columns)
+        .lazy()
         .select(
             called=pl.any_horizontal(f"called_{rule}" for rule in names),
             flop=pl.when(~pl.col("copied")).then(first("flop")),
@@ -97,13 +98,14 @@ def activity_work(trace: Attributed) -> pl.DataFrame:
             work_rule=pl.when("copied").then(pl.lit("copy")).otherwise(pl.coalesce(rules)),
         )
         .select(pl.col(name).cast(dtype) for name, dtype in WORK.items())
+        .pipe(at_once)
     )
 
 
 def _types(names: pl.Series) -> pl.Series:
     """Data types by their names (Categorical)."""
     number, row = numbered(name_codes(names))
-    return names.gather(row).cast(pl.String).cast(WORK["dtype"]).gather(number)
+    return names[row].cast(pl.String).cast(WORK["dtype"])[number]
 
 
 def _shared(activities: pl.DataFrame, calls: pl.DataFrame) -> dict[str, pl.Series]:
@@ -136,10 +138,10 @@ def _shared(activities: pl.DataFrame, calls: pl.DataFrame) -> dict[str, pl.Serie
         reached = np.rint(calls[work].to_numpy() * reached_share)
         before = np.append(0.0, reached)[:-1]
         before[first] = 0
-        return pl.Series(np.where(takes_part, reached - before, np.nan)).fill_nan(None)
+        return pl.Series(np.where(takes_part, reached - before, np.nan), nan_to_null=True)
 
     longest = np.lexsort((np.where(copied, -1, time), call))[first + size - 1]
-    named = activities["dtype"].gather(np.repeat(index[longest], size))
+    named = activities["dtype"][np.repeat(index[longest], size)]
     decided = pl.when(pl.col("type").ne_missing("float32")).then("type")
     types = calls.select(pl.coalesce(decided, pl.lit(named), pl.col("type"))).to_series()
     columns = {"flop": part("flop"), "traffic": part("traffic"), "type": types}
@@ -174,7 +176,7 @@ def _of_calls(activities: pl.DataFrame, calls: pl.DataFrame, steps: pl.Series) -
     step = gathered(steps, np.where(served, index, NO_ROW))
     names = {"name": calls["name"], "inputs": calls["inputs"], "step": step}
     number, row = numbered_together(*map(name_codes, names.values()), element_bytes)
-    texts = [values.gather(row).cast(pl.String) for values in names.values()]
+    texts = [values[row].cast(pl.String) for values in names.values()]
     equal = zip(*texts, element_bytes[row].tolist(), strict=True)
     works = [_work_of_call(name, inputs, size or None, step) for name, inputs, step, size in equal]
     schema = {name: _SHARED[name] for name in ("flop", "traffic", "type")}
@@ -184,7 +186,7 @@ def _of_calls(activities: pl.DataFrame, calls: pl.DataFrame, steps: pl.Series) -
 def _element_bytes(activities: pl.DataFrame) -> Int64:
     """Bytes of an element of each activity, by its name and data type; 0 where unknown."""
     number, row = numbered_together(*(name_codes(activities[name]) for name in ("name", "dtype")))
-    names, types = (activities[name].gather(row).cast(pl.String) for name in ("name", "dtype"))
+    names, types = (activities[name][row].cast(pl.String) for name in ("name", "dtype"))
     said = names.str.extract(_ELEMENT_SIZE).cast(pl.Int64)
     of_type = types.replace_strict(_DATA_TYPE_BYTES, default=None, return_dtype=pl.Int64)
     return values_or(said.zip_with(said.is_not_null(), of_type), 0)[number]
@@ -212,9 +214,9 @@ def _of_instructions(trace: Attributed) -> pl.DataFrame:
     Kernels of one instruction in one execution of its program are divided among as many executions of the instruction
     as its rarest kernel has, in the order of their begin: in a loop it runs several times.
     """
-    modules = trace.programs["hlo"].drop_nulls().unique().to_list()
-    if not modules:
+    if trace.programs["hlo"].null_count() == trace.programs.height:
         return pl.DataFrame(schema=_SHARED)
+    modules = trace.programs["hlo"].drop_nulls().unique().to_list()
     module_of = trace.programs.select(program=pl.int_range(pl.len(), dtype=pl.Int32), module="hlo").drop_nulls()
     ran = (
         trace.gpu.select("program", "start", "name", "kind", pl.col("hlo").cast(pl.String))

@@ -5,10 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import numpy as np
 import polars as pl
 
+from thence.attribution.host_rows import gathered
 from thence.model.attributed import of_each_activity
-from thence.model.names import distinct_names
+from thence.model.columns import name_codes, not_null
+from thence.model.intervals import NO_ROW
+from thence.model.trees import numbered
 
 if TYPE_CHECKING:
     from thence.model.attributed import Attributed
@@ -62,24 +66,25 @@ def data_types(trace: Attributed) -> pl.Series:
 
     The kernel's name decides. Of a collective whose name says nothing, it is the element type that the trace describes.
     """
-    kernels = trace.gpu.select(name=pl.when(pl.col("kind") == "kernel").then("name"))["name"]
-    distinct = distinct_names(kernels)
+    names = trace.gpu["name"]
+    kernels = np.flatnonzero((trace.gpu["kind"] == "kernel").to_numpy())
+    number, first = numbered(name_codes(names[kernels]))
     # A slice at a time, and by number: names can be most of a trace.
-    types = [data_type_of_name(name) for part in distinct.to_frame().iter_slices(_NAMES) for name in _texts(part)]
-    known = [number for number, data_type in enumerate(types) if data_type is not None]
+    texts = names[kernels[first]].to_frame().iter_slices(_NAMES)
+    types = [data_type_of_name(name) for part in texts for name in _texts(part)]
+    row = np.full(len(names), NO_ROW)
+    row[kernels] = number
+    named = gathered(pl.Series("dtype", types, dtype=pl.String).cast(pl.Categorical()), row)
+    if trace.collectives["element_type"].null_count() == trace.collectives.height:
+        return named
     elements = trace.collectives.select("gpu", pl.col("element_type").cast(pl.String)).drop_nulls().unique("gpu")
     described = (
-        pl.select(gpu=pl.int_range(len(kernels), dtype=pl.Int32))
+        pl.select(gpu=pl.int_range(len(names), dtype=pl.Int32))
         .join(elements, on="gpu", how="left", maintain_order="left")["element_type"]
         .replace_strict(_ELEMENTS, default=None, return_dtype=pl.String)
+        .cast(pl.Categorical())
     )
-    named = kernels.to_physical().replace_strict(
-        distinct.to_physical().gather(known),
-        pl.Series([types[number] for number in known], dtype=pl.String),
-        default=None,
-        return_dtype=pl.String,
-    )
-    return named.zip_with(named.is_not_null(), described).cast(pl.Categorical()).alias("dtype")
+    return named.zip_with(pl.Series(not_null(named)), described)
 
 
 def _texts(names: pl.DataFrame) -> list[str]:

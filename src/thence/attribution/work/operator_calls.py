@@ -106,9 +106,9 @@ def calls_in_graphs(trace: Attributed) -> pl.DataFrame:
     Activities of one launch of a graph belong together if they are the parts of equal calls and equally many such
     parts began before them. Calls of which a part is missing are left out.
     """
-    known = trace.graph_places.select("gpu", "operator", "inputs", "node", "nodes").drop_nulls()
-    if known.is_empty():
+    if trace.graph_places["operator"].null_count() == trace.graph_places.height:
         return pl.DataFrame(schema=CALL)
+    known = trace.graph_places.select("gpu", "operator", "inputs", "node", "nodes").drop_nulls()
     launched = trace.gpu[known["gpu"].cast(pl.UInt32)].select("rank", "correlation", "graph", "start")
     kind = ["rank", "correlation", "graph", "operator", "inputs", "nodes"]
     numbered = (

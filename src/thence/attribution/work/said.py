@@ -60,6 +60,8 @@ def said_work(trace: Attributed) -> pl.DataFrame:
 def _of_ranges(trace: Attributed) -> pl.DataFrame | None:
     """Index of an activity, and the mark around its launch: a row of host; None if no mark states anything."""
     metadata = trace.host["metadata"]
+    if metadata.null_count() == len(metadata):
+        return None
     texts = metadata.unique().drop_nulls()
     stating = texts.filter(texts.cast(pl.String).str.contains(_NUMBERS))
     if stating.is_empty():
@@ -75,6 +77,8 @@ def _of_ranges(trace: Attributed) -> pl.DataFrame | None:
 
 def _in_graphs(trace: Attributed) -> pl.DataFrame | None:
     """Index of an activity of a CUDA graph, and the mark of its launch; None if no label states anything."""
+    if trace.graph_places["metadata"].null_count() == trace.graph_places.height:
+        return None
     metadata = pl.col("metadata").cast(pl.String)
     places = (
         trace.graph_places.select("gpu", metadata=metadata, of=metadata.str.extract(_WORK_OF))
