@@ -36,7 +36,7 @@ SAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "programs": ((_XLA,),),
     "collectives": (("recording/two_ranks",),),
     "ranks": ((_WAITS,), ("torch/waits/schedule_rank*.json.gz",)),
-    "ingest": ((_WAITS, "-o", STORE),),
+    "ingest": ((_WAITS, "-o", STORE, "--workers", "1"),),
     "compile": (("nsight/jax_train.sqlite.gz",),),
     "streams": (("jax/streams_moved.xplane.pb", "--expect", "GEMM>=2"),),
     "explain": ((_STACKS, "--max-chars", "100000"),),

@@ -1,9 +1,8 @@
-"""Who is late in jobs of six real steps: all verbs give one answer, a missing rank is noticed, and shares are true."""
+"""Who is late in jobs of ten real steps: all verbs give one answer, a missing rank is noticed, and shares are true."""
 
 from __future__ import annotations
 
 import json
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,12 +19,11 @@ if TYPE_CHECKING:
 
 LATE, SECOND = 2, 1
 DELAY = 30_000.0  # us
-Job = partial(FsdpJob, steps=6)
 JOBS: dict[str, tuple[FsdpJob, tuple[int, ...], list[int]]] = {
-    "one": (Job({LATE: DELAY}), (), [LATE]),
-    "two": (Job({SECOND: DELAY, LATE: DELAY}), (), [SECOND, LATE]),
-    "late_missing": (Job({LATE: DELAY}), (LATE,), []),
-    "other_missing": (Job({LATE: DELAY}), (SECOND,), [LATE]),
+    "one": (FsdpJob({LATE: DELAY}), (), [LATE]),
+    "two": (FsdpJob({SECOND: DELAY, LATE: DELAY}), (), [SECOND, LATE]),
+    "late_missing": (FsdpJob({LATE: DELAY}), (LATE,), []),
+    "other_missing": (FsdpJob({LATE: DELAY}), (SECOND,), [LATE]),
 }
 """Jobs by name: the job, the ranks whose files are missing, and the ranks that are late and shown."""
 
@@ -103,7 +101,7 @@ def test_where_a_rank_is_missing_transfers_are_unknown_and_waits_are_nobodys(
 
 
 def test_a_planted_delay_is_found_as_long_as_it_was_planted(tmp_path: Path) -> None:
-    Job({LATE: DELAY}).write(tmp_path)
+    FsdpJob({LATE: DELAY}).write(tmp_path)
     found = thence.open(tmp_path).ranks()
     (row,) = found.stragglers.iter_rows(named=True)
     # Before the sleep, the recorded hosts are late by some ms, too, each in some of the steps.

@@ -12,13 +12,13 @@ import socket
 import sys
 import tempfile
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import forking
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 _COMMAND = f"""#!{sys.executable} -ISE
 import json, os, socket, sys
