@@ -26,39 +26,27 @@ _FSDP = "torch/torch_fsdp_rank[01].json.gz"
 STORE = "job.store"
 PAGE = "graph.html"
 """Stand for paths in a folder that is removed afterwards."""
+_STACKS = "../../src/thence/data/torch_eager_stack_rank0.json.gz"
+_WAITS = "torch/waits/group_rank[01].json.gz"
+_STEP, _CHANGED = (f"torch/moved/{side}_0.json.gz" for side in ("before", "after"))
+_MEMORY = "torch/memory/conv_training.json.gz"
 _XLA = "jax/jax_single_nocb.xplane.pb.gz"
 SAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "report": ((_FSDP,), (_XLA, "--by", "hlo"), (_XLA, "--by", "source", "--steps", "0:1"), (_XLA, "--depth", "2")),
+    "report": ((_STEP,), (_XLA, "--by", "hlo"), (_XLA, "--by", "source", "--steps", "0:1"), (_XLA, "--depth", "2")),
     "programs": ((_XLA,),),
     "collectives": (("recording/two_ranks",),),
-    "ranks": ((_FSDP,), ("torch/waits/schedule_rank*.json.gz",)),
-    "ingest": ((_FSDP, "-o", STORE),),
+    "ranks": ((_WAITS,), ("torch/waits/schedule_rank*.json.gz",)),
+    "ingest": ((_WAITS, "-o", STORE, "--workers", "1"),),
     "compile": (("nsight/jax_train.sqlite.gz",),),
     "streams": (("jax/streams_moved.xplane.pb", "--expect", "GEMM>=2"),),
-    "explain": (
-        ("../../src/thence/data/torch_eager_stack_rank0.json.gz", "--max-chars", "100000"),
-        ("recording/two_ranks", "--max-chars", "100000"),
-    ),
+    "explain": ((_STACKS, "--max-chars", "100000"),),
     "idle": (("torch/checkpoints/with_stacks.json.gz",), (_FSDP,)),
-    "roofline": ((_FSDP,), ("counters/known_work", "--by", "kernel")),
-    "memory": (
-        ("torch/memory/conv_training.json.gz",),
-        ("torch/memory/conv_training.json.gz", "torch/memory/conv_training.json.gz", "--add"),
-        ("torch/memory/conv_training.json.gz", "--by", "kind"),
-    ),
-    "whatif": (("../../src/thence/data/torch_eager_stack_rank0.json.gz",),),
-    "check": ((_FSDP,), (_XLA,)),
+    "roofline": ((_STEP,), ("counters/known_work", "--by", "kernel")),
+    "memory": ((_MEMORY,),),
+    "whatif": ((_STACKS,),),
+    "check": ((_WAITS,),),
     "diff": (
-        (
-            "torch/torch_eager_rank0.json.gz",
-            "torch/torch_compile_rank0.json.gz",
-            "--anyway",
-            "--within-run",
-            "--fail-on",
-            "total>5%",
-        ),
-        ("torch/moved/before_0.json.gz", "torch/moved/after_0.json.gz"),
-        ("torch/memory/conv_training.json.gz", "torch/memory/conv_training.json.gz", "--anyway", "--within-run"),
+        (_STEP, _CHANGED, "--anyway", "--within-run", "--fail-on", "total>5%"),
         ("jax/streams_default.xplane.pb", "jax/streams_moved.xplane.pb", "--anyway"),
         ("counters/known_work", "counters/known_work", "--anyway"),
     ),
@@ -70,7 +58,21 @@ SAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "sql": ((_FSDP, "select rank, count(*) as n from gpu group by rank"),),
     "doctor": ((),),
 }
-"""Arguments of each verb; others get two ranks of a job."""
+"""Arguments of each verb, which together show every key; others get two ranks of a job."""
+MORE: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "report": ((_FSDP,),),
+    "ranks": ((_FSDP,),),
+    "explain": (("recording/two_ranks", "--max-chars", "100000"),),
+    "roofline": ((_FSDP,),),
+    "memory": ((_MEMORY, _MEMORY, "--add"), (_MEMORY, "--by", "kind")),
+    "check": ((_FSDP,), (_XLA,)),
+    "diff": (
+        ("torch/torch_eager_rank0.json.gz", "torch/torch_compile_rank0.json.gz", "--anyway", "--within-run"),
+        (_STEP, _CHANGED),
+        (_MEMORY, _MEMORY, "--anyway", "--within-run"),
+    ),
+}
+"""Arguments that show no further key, but further types of some."""
 _DEFAULT: tuple[tuple[str, ...], ...] = ((_FSDP,),)
 Keys = dict[str, set[str]]
 """Paths, such as ``rows[].name``, and the JSON types found there."""
@@ -94,7 +96,7 @@ def keys_of(verb: str, maps: Iterable[str]) -> Keys:
         maps: paths of objects whose keys are data; they become ``*``.
     """
     found: Keys = {}
-    for arguments in SAMPLES.get(verb, _DEFAULT):
+    for arguments in (*SAMPLES.get(verb, _DEFAULT), *MORE.get(verb, ())):
         for path, kind in _walk(_document(verb, arguments), "", frozenset(maps)):
             found.setdefault(path, set()).add(kind)
     return found

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from diff_runs import GPU, STEP, changed, trace_file
-from helpers import DATA
+from helpers import DATA, run_thence
 from thence.cli import main
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ def document(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict
 
 def test_json_holds_what_it_promises(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, *sides(folder))
+    same = document(capsys, "--baseline", folder / "base", *sorted(folder.glob("slow*.json")))
+    assert (same["rows"], same["total"]) == (found["rows"], found["total"]), "a folder of runs is a baseline"
     assert found["comparable"] is True
     assert found["refusals"] == []
     assert found["total"]["verdict"] == "slower"
@@ -62,13 +64,6 @@ def test_json_holds_what_it_promises(folder: Path, capsys: pytest.CaptureFixture
     assert {row["verdict"] for row in found["rows"]} <= {"slower", "faster", "same", "unknown", "new", "gone"}
     assert [run["steps"] for run in found["runs"]["before"]] == [6, 6, 6]
     assert "label forward/mlp +" in found["explanation"][0]
-
-
-def test_a_folder_of_runs_is_a_baseline(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = document(capsys, *sides(folder))
-    same = document(capsys, "--baseline", folder / "base", *sorted(folder.glob("slow*.json")))
-    assert same["rows"] == given["rows"]
-    assert same["total"] == given["total"]
 
 
 def test_gates_decide_the_exit_code(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,12 +147,8 @@ def test_traces_without_steps_are_one_step(capsys: pytest.CaptureFixture[str]) -
     assert {row["more_runs"] for row in (found["total"], *found["rows"])} == {None}
 
 
-def test_a_narrow_terminal_shows_what_changed_and_whether_it_is_noise(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    thence(*sides(folder))
-    lines = capsys.readouterr().out.splitlines()
+def test_a_narrow_terminal_shows_what_changed_and_whether_it_is_noise(folder: Path) -> None:
+    lines = run_thence("diff", *sides(folder), COLUMNS="80").stdout.decode().splitlines()
     (heading,) = (line.split() for line in lines if line.startswith("by "))
     assert [name for name in heading if name in ("by", "name", "change", "verdict")] == [
         "by", "name", "change", "verdict",

@@ -16,7 +16,7 @@ from helpers import event, kernel, launch, run_thence, written
 if TYPE_CHECKING:
     from pathlib import Path
 
-FEW, MANY = 6, 18
+FEW, MANY = 4, 9
 BLOCKS = {"grid": [8, 1, 1], "block": [128, 1, 1]}
 READING = 2
 """Queries for each file: whether the names of its two tables of ranges are affordable."""
@@ -102,8 +102,10 @@ def test_a_folder_of_ranks_is_not_listed_for_each_of_its_files(tmp_path: Path, m
     assert times[0] == times[1] > 0
 
 
-@pytest.mark.parametrize("verb", [("ranks",), ("report", "--by", "rank"), ("idle",), ("check",)], ids=" ".join)
-def test_no_verb_about_ranks_has_a_query_for_each_rank(verb: tuple[str, ...], queries: Queries, tmp_path: Path) -> None:
-    first, few, many = (job(tmp_path / str(n), ranks) for n, ranks in enumerate((FEW, FEW, MANY)))
-    queries.of(*verb, first)  # what is asked once for all traces
-    assert queries.of(*verb, many) - queries.of(*verb, few) <= READING * (MANY - FEW)
+def test_no_verb_about_ranks_has_a_query_for_each_rank(queries: Queries, tmp_path: Path) -> None:
+    first, few, many = (job(tmp_path / str(n), ranks) for n, ranks in enumerate((2, FEW, MANY)))
+    more = {}
+    for verb in (("ranks",), ("report", "--by", "rank"), ("idle",), ("check",)):
+        queries.of(*verb, first)  # what is asked once for all traces
+        more[verb] = queries.of(*verb, many) - queries.of(*verb, few)
+    assert {verb: count for verb, count in more.items() if count > READING * (MANY - FEW)} == {}

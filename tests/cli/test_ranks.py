@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from helpers import FSDP, output
+from helpers import FSDP, TORCH, output, run_thence
 from late_ranks import SleepyJob
+from stores import stored
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,12 +25,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_first_screen_says_who_since_when_and_why(
-    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    printed, _ = output(capsys, "ranks", job)
-    lines = printed.splitlines()
+def test_the_first_screen_says_who_since_when_and_why(job: Path) -> None:
+    lines = run_thence("ranks", job, COLUMNS="80").stdout.decode().splitlines()
     assert max(map(len, lines)) <= 80
     screen = " ".join(" ".join(lines[:24]).split())
     assert lines[0] == "1 straggler among 3 devices, 5 steps: rank 1 GPU 0 (66.6 % of a step)"
@@ -52,12 +49,13 @@ def test_the_share_is_of_the_steps_since_the_rank_is_late(tmp_path: Path, capsys
 
 def test_what_was_not_read_stands_above_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Three copies of one rank in a folder: one is read, and said before anything else, also of a store of them."""
+    one = TORCH / "waits" / "group_rank0.json.gz"
     for number in range(3):
         (tmp_path / "job").mkdir(exist_ok=True)
-        (tmp_path / "job" / f"rank0_{number}.json.gz").write_bytes(FSDP[0].read_bytes())
+        (tmp_path / "job" / f"rank0_{number}.json.gz").write_bytes(one.read_bytes())
     printed = output(capsys, "ranks", tmp_path / "job")[0]
     assert "only the newest, 1 of 3 files, is read; left out: rank0_0.json.gz" in " ".join(printed.split())[:400]
-    output(capsys, "ingest", tmp_path / "job", "-o", tmp_path / "job.store", "--workers", "1")
+    stored(tmp_path / "job.store", [tmp_path / "job"])
     for verb in ("ranks", "report"):
         printed = " ".join(output(capsys, verb, tmp_path / "job.store")[0].split())
         assert 0 <= printed.find("which the newer input") < printed.find("late rank")

@@ -7,13 +7,12 @@ import json
 import os
 import pty
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import forking
 import thence
 from helpers import event, kernel, launch, output, written
 from source_trees import nodes
@@ -71,11 +70,9 @@ def hostile(tmp_path: Path) -> Path:
 def shown(verbs: list[list[str]], folder: Path) -> str:
     """What a terminal gets of these command lines, both streams."""
     ours, theirs = pty.openpty()
-    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "250", "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", RUN, json.dumps(verbs)], stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder,
-        env={k: v for k, v in environment.items() if k != "NO_COLOR"},
-    )  # fmt: skip
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "250"}
+    environment.pop("NO_COLOR", None)
+    process = forking.start(["-c", RUN, json.dumps(verbs)], [theirs] * 3, cwd=folder, env=environment)
     os.close(theirs)
     content = b""
     try:
@@ -93,12 +90,12 @@ def test_no_verb_lets_an_escape_sequence_through(hostile: Path, tmp_path: Path) 
     name = str(hostile)
     missing = str(tmp_path / f"missing{BAD}.json")
     verbs = [
-        *(["report", name, "--by", by] for by in ("kernel", "label", "module", "op", "source", "stack", "collective")),
-        ["report", name, "--details"], ["report", name, "--format", "json"], ["report", name, "--format", "csv"],
+        *(["report", name, "--by", by] for by in ("kernel", "module", "stack", "collective")),
+        ["report", name, "--details", "--by", "op"], ["report", name, "--format", "json"],
+        ["report", name, "--by", "source", "--format", "csv"],
         ["report", name, missing], ["report", name, "--only", BAD], ["report", name, "--by", BAD],
         ["streams", name, "--group", f"group{BAD}=kernel", "--expect", f"group{BAD}>=9"],
-        ["streams", name, "--format", "json"], ["collectives", name], ["collectives", name, "--format", "csv"],
-        ["programs", name], ["compile", name], ["check", name], ["check", name, "--format", "json"],
+        ["collectives", name], ["programs", name], ["compile", name], ["check", name],
         ["flame", name, "--by", "label", "-o", "-"], ["flame", name, "-o", f"flame{BAD}.html"],
         ["convert", name, "-o", "-", "--to", "json"], ["convert", name, "-o", f"out{BAD}.pftrace"],
         ["convert", name, "-o", f"out{BAD}.nothing"], ["sql", name, "select name from gpu"],
@@ -106,8 +103,8 @@ def test_no_verb_lets_an_escape_sequence_through(hostile: Path, tmp_path: Path) 
         ["sql", name, "select name from gpu", "--format", "json"], ["label", name, "-o", "labelled.json"],
         ["label", name, "--eager", name, "-o", f"labelled{BAD}.json"], ["inside", name, "-o", "x.json"],
         ["inside", missing, "-o", "x.json"], ["idle", name], ["idle", name, "--by", "kernel"], ["steps", name],
-        ["steps", name, "--format", "json"], ["whatif", name], ["whatif", name, "--free", f"kernel:{BAD}"],
-        ["diff", name, name, "--anyway"], ["diff", name, name, "--anyway", "--format", "markdown"],
+        ["whatif", name], ["whatif", name, "--free", f"kernel:{BAD}"],
+        ["diff", name, name, "--anyway", "--format", "markdown"],
         ["diff", name, name, "--fail-on", f"kernel:{BAD}>5%"], ["label", name, "--labels", missing],
         ["label", name, "--labels", name], ["report", name, "--run", BAD],
         ["report", name, "--own", BAD, "--hlo", missing], ["record", "-o", f"out{BAD}.x", "--", f"missing{BAD}"],

@@ -8,13 +8,12 @@ import io
 import json
 import os
 import re
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 import pytest
 
+import forking
 import thence
 from helpers import DATA, FSDP, kernel, launch, output, recording, run_process, run_thence, unzipped, written
 from slow_kineto import SlowTrace
@@ -116,12 +115,8 @@ def test_choices_of_by_are_those_of_the_analysis() -> None:
 
 
 @pytest.mark.parametrize("by", ["kernel", "label", "stack", "ops"])
-def test_no_line_is_wider_than_80_columns(
-    by: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    text, _ = output(capsys, "report", FSDP[0], "--by", by)
-    lines = text.splitlines()
+def test_no_line_is_wider_than_80_columns(by: str) -> None:
+    lines = run_thence("report", FSDP[0], "--by", by, COLUMNS="80").stdout.decode().splitlines()
     commands = [line for line in lines if line[6:].startswith("thence ")]
     assert len(commands) == 3
     assert commands[0] == f"next  thence collectives {FSDP[0]}", "whole, so that it can be copied"
@@ -144,17 +139,17 @@ def test_a_pipe_gets_no_escape_codes_and_every_column() -> None:
         assert headings.split()[-1] == last
 
 
-@pytest.mark.parametrize("columns", [40, 60, 80])
-def test_columns_that_a_terminal_has_no_room_for_are_named(columns: int) -> None:
-    whole = run_thence("collectives", *FSDP).stdout.decode()
-    narrow = run_thence("collectives", *FSDP, COLUMNS=str(columns)).stdout.decode()
-    assert max(map(len, narrow.splitlines())) <= columns
-    below = narrow[narrow.index("\ncollective ") :]
-    said = " ".join(below[below.index("columns left out: ") :].split())
-    hidden = said.removeprefix("columns left out: ").split("; a wider")[0].split(", ")
+def test_columns_that_a_terminal_has_no_room_for_are_named() -> None:
+    whole = run_thence("collectives", *FSDP[:2]).stdout.decode()
     headings = next(line for line in whole.splitlines() if line.startswith("collective "))
-    shown = next(line for line in narrow.splitlines() if line.startswith("collective "))
-    assert shown.split() + " ".join(hidden).split() == headings.split()
+    for columns in (40, 60, 80):
+        narrow = run_thence("collectives", *FSDP[:2], COLUMNS=str(columns)).stdout.decode()
+        assert max(map(len, narrow.splitlines())) <= columns
+        below = narrow[narrow.index("\ncollective ") :]
+        said = " ".join(below[below.index("columns left out: ") :].split())
+        hidden = said.removeprefix("columns left out: ").split("; a wider")[0].split(", ")
+        shown = next(line for line in narrow.splitlines() if line.startswith("collective "))
+        assert shown.split() + " ".join(hidden).split() == headings.split()
 
 
 def test_no_color_is_minded_even_on_a_terminal() -> None:
@@ -211,13 +206,11 @@ def test_a_trace_without_gpu_rows_exits_with_2(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_whoever_closes_the_pipe_early_gets_no_traceback() -> None:
-    command = [sys.executable, "-m", "thence", "report", str(EAGER), "--format", "json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        errors = process.stderr.read()
-    assert b"Traceback" not in errors
+    read, write = os.pipe()
+    os.close(read)
+    done = forking.run(["-m", "thence", "report", str(EAGER), "--format", "json"], stdout=write, timeout=60)
+    os.close(write)
+    assert b"Traceback" not in done.stderr
 
 
 def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
 """Scripts of the recipes for clusters and gates are run as the page has them, with stand-ins for what no test has.
 
 Stand-ins are the scheduler, the launcher, Ray, the bucket's client, and the training program, which puts the traces of
-a job where a recorded run has written. What is thence in the scripts is thence.
+a job where a recorded run has written. What is thence in the scripts is thence, as forks of one process.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
 from diff_runs import STEP, trace_file
+from forked_command import forked_command
 from helpers import DATA
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
@@ -87,8 +91,10 @@ class Shell:
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Shell:
-    return Shell(tmp_path)
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    made = Shell(tmp_path)
+    with forked_command(tmp_path / "programs" / "thence"):
+        yield made
 
 
 def test_slurm_records_each_node_into_a_folder_and_asks_for_late_ranks(shell: Shell) -> None:

@@ -294,7 +294,7 @@ def test_arbitrary_words_never_crash(flavour: str) -> None:
         "proton": lambda: proton_buffer([[t] for t in traces], 10),
     }[flavour]()
     decoded_some = 0
-    for _ in range(150):
+    for _ in range(50):
         words = made.copy()
         for place in random.integers(0, len(words), random.integers(1, 30)):
             words[place] = random.choice([0, 1, 0xFFFF_FFFF, 1 << 31, random.integers(1 << 32)])
@@ -307,7 +307,7 @@ def test_arbitrary_words_never_crash(flavour: str) -> None:
         assert (decoded.as_ns(decoded.ranges)["net_ns"] >= 0).all()
         if decoded.traces.height:
             thence.inside.Inside(decoded, "x").summary().to_json()
-    assert decoded_some > 20
+    assert decoded_some > 5
 
 
 def test_descriptions_keep_their_fields() -> None:

@@ -150,8 +150,7 @@ def compiled(folder: Path, source: str, *options: str) -> subprocess.CompletedPr
 
 
 @needs_nvcc
-@pytest.mark.parametrize("staged", [True, False])
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(("architecture", "staged"), [("sm_80", False), ("sm_90", True)])
 def test_nvcc_takes_it_without_a_warning(tmp_path: Path, architecture: str, *, staged: bool) -> None:
     profile = cuda.Profile(KERNEL, block=128, staged=staged)
     done = compiled(tmp_path, profile.source, f"-arch={architecture}", "-Werror", "all-warnings")

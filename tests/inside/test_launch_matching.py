@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,17 @@ if TYPE_CHECKING:
 
 SHIFT = 1_437_000
 """How far the GPU's timer is ahead of the trace's clock; as large as seen on an H200."""
+
+
+@pytest.fixture(scope="module")
+def regular(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The trace of a number of launches, one every 100 us."""
+
+    @functools.cache
+    def made(count: int) -> thence.Trace:
+        return recording(tmp_path_factory.mktemp("trace"), *((1_000_000 + 100_000 * i, 30_800) for i in range(count)))
+
+    return made
 
 
 def found(trace: thence.Trace, *parts: Decoded, launch: int | None = None) -> list[int]:
@@ -75,9 +87,9 @@ def test_ranges_go_under_their_kernels_slice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shift", [-57_000, 60_000, 160_000, SHIFT, -4_000_000_000])
-def test_the_distance_of_the_clocks_says_nothing(tmp_path: Path, shift: int) -> None:
+def test_the_distance_of_the_clocks_says_nothing(regular: Any, shift: int) -> None:
     """The same launch, whatever the timer read; and no launch at all without other facts."""
-    trace = recording(tmp_path, *((1_000_000 + 100_000 * i, 30_800) for i in range(6)))
+    trace = regular(6)
     known = part(1_200_000, shift=shift, host_ns=-20_000, next_ns=70_000)
     assert found(trace, known) == [2]
     timeline = merged(trace.timeline(), [("k.npz", known)])
@@ -99,10 +111,8 @@ def test_the_distance_of_the_clocks_says_nothing(tmp_path: Path, shift: int) -> 
         ({"host_ns": 195_000 - 5_000}, 4),
     ],
 )
-def test_moments_on_the_hosts_clock_find_the_launch(
-    tmp_path: Path, moments: dict[str, int], number: int | None
-) -> None:
-    trace = recording(tmp_path, *((1_000_000 + 100_000 * i, 30_800) for i in range(5)))
+def test_moments_on_the_hosts_clock_find_the_launch(regular: Any, moments: dict[str, int], number: int | None) -> None:
+    trace = regular(5)
     one = part(1_200_000, **moments)
     if number is None:
         with pytest.raises(thence.MissingData, match="could be any of"):

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
-from recorder_programs import PREAMBLE, fake_libraries
-
-if TYPE_CHECKING:
-    from pathlib import Path
+import forking
+from recorder_programs import PREAMBLE, RECORDER, fake_libraries
 
 FLUSH_SECONDS = 0.4
 BODY = f"""
@@ -86,21 +82,22 @@ def killed(scratch: Path, seconds: float, ending: str = "SIGKILL") -> Killed:
     out, progress = scratch / "out", scratch / "progress"
     code = ENDINGS[ending]
     after = ("inf", "") if code is None else (str(seconds), code)
-    process = subprocess.Popen(
-        [sys.executable, "-c", PREAMBLE + BODY, str(out), str(progress), *after],
-        stdout=subprocess.PIPE,
-        env={**os.environ, **fake_libraries()},
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
+    read, write = os.pipe()
+    arguments = ["-c", PREAMBLE + BODY, str(out), str(progress), *after]
+    with Path(os.devnull).open("rb") as nothing:
+        process = forking.start(
+            arguments, [nothing.fileno(), write, 2], env={**os.environ, **fake_libraries()}, imported=RECORDER
+        )
+    os.close(write)
+    with os.fdopen(read, "rb") as told_by:
+        assert told_by.readline() == b"ready\n"
     began = time.time_ns()
     ended = None
     if code is None:
         time.sleep(seconds)
         ended = time.time_ns()
-        process.send_signal(signal.Signals[ending])
+        os.kill(process.pid, signal.Signals[ending])
     process.wait(60)
-    process.stdout.close()
     launched = np.frombuffer(progress.read_bytes()[: progress.stat().st_size // 16 * 16], np.int64)
     numbers, times = launched[::2], launched[1::2]
     if ended is None:

@@ -266,6 +266,8 @@ def test_the_compiled_probe_has_no_function_at_0(probe: Probe) -> None:
 
 def test_the_c_files_are_clean(tmp_path: Path) -> None:
     """No warning, and nothing that the sanitizers find while the tests above run."""
+    if sys.version_info[:2] not in LAYOUTS:
+        pytest.skip("needs a Python whose stack is known, which runs all of this C code: .ci/torch has one")
     library_path()  # skips where there is no compiler
     # Of the checkout, also where an installed wheel is tested: a wheel has no sources.
     sources = map(str, sorted((Path(__file__).parents[3] / "src/thence/capture/boundaries").glob("*.c")))
@@ -293,9 +295,7 @@ def test_the_c_files_are_clean(tmp_path: Path) -> None:
         "import pytest\n"
         "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-p', 'no:xdist', *sys.argv[2:]]))\n"
     )
-    readable = sys.version_info[:2] in LAYOUTS
     stacks = [str(Path(__file__).with_name(f"test_{name}.py")) for name in ("stacks", "chains", "nodes")]
-    stacks = stacks if readable else []
     done = subprocess.run(
         [sys.executable, "-c", program, str(built), __file__, *stacks, "-k", "[c] or c- or stacks or chains or nodes"],
         check=False, capture_output=True, text=True,

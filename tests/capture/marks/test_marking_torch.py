@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,11 +14,16 @@ torch = pytest.importorskip("torch")
 import thence  # noqa: E402
 from fake_cuda import FakeCuda  # noqa: E402
 from marks_notes import Notes  # noqa: E402
+from recorder_programs import Copies  # noqa: E402
 from thence.capture.marks import frames, listen, unlisten  # noqa: E402
 from thence.capture.marks.backward import BackwardMarks, patch_autograd  # noqa: E402
 from thence.capture.marks.captures import Captures  # noqa: E402
 from thence.capture.marks.graph_labels import LabelledGraphs  # noqa: E402
 from thence.capture.marks.watching import watch  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -378,11 +384,8 @@ def test_inductor_writes_marks_beside_its_kernels_and_captures_read_them() -> No
     assert told == [[("first",)], [("second",)], None]
 
 
-@pytest.mark.parametrize(
-    "imports", ["import thence, torch", "import torch, thence", "from thence import mark; import torch, thence"]
-)
-def test_a_mark_may_be_traced_before_any_mark_has_run(imports) -> None:
-    code = f"""{imports}
+TRACED = """
+import thence
 def backend(graph, _):
     print([n.meta["custom"]["thence"] for n in graph.graph.nodes if n.op == "call_method"])
     return graph
@@ -390,19 +393,35 @@ def backend(graph, _):
 def function(x):
     with thence.mark("first"):
         return x.sin()
-function(torch.ones(2))"""
+function(torch.ones(2))
+"""
+"""Ends the line of imports of a program."""
+
+
+@pytest.fixture(scope="module")
+def after_torch(tmp_path_factory) -> Iterator[Copies]:
+    """Runs programs in which torch and its compiler were imported before thence."""
+    with Copies("import torch._dynamo", tmp_path_factory.mktemp("copies")) as programs:
+        yield programs
+
+
+def test_a_mark_may_be_traced_before_any_mark_has_run(after_torch, tmp_path: Path) -> None:
+    assert "[['first']]" in after_torch.program("import torch" + TRACED, tmp_path).splitlines()
+
+
+def test_a_mark_may_be_traced_that_was_imported_before_torch() -> None:
+    code = "from thence import mark; import torch" + TRACED
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[['first']]"
 
 
-def test_looking_for_torch_while_cuda_initialises_does_not_wait_for_itself() -> None:
+def test_looking_for_torch_while_cuda_initialises_does_not_wait_for_itself(after_torch, tmp_path: Path) -> None:
     """The recorder begins within torch.cuda._lazy_init, which holds a lock that is not reentrant."""
-    program = (
-        "import torch\n"
-        "with torch.cuda._initialization_lock:\n"
-        "    import thence\n"
-        "    with thence.mark('x'): pass\n"
-        "print('through')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout == "through\n", done.stderr
+    program = """
+        import signal, torch
+        signal.alarm(120)
+        with torch.cuda._initialization_lock:
+            with thence.mark('x'): pass
+        print('through')
+    """
+    assert after_torch.program(program, tmp_path).endswith("through\n")
