@@ -31,7 +31,7 @@ FILES = {
     "nsight": (DATA / "nsight" / "jax_train.sqlite.gz", DATA / "nsight" / "torch_graph_cuda_gpu_trace.csv.gz"),
     "recording": (DATA / "jax" / "recording", DATA / "recording" / "two_ranks"),
 }
-JOBS = (FSDP, tuple(sorted((TORCH / "waits").glob("pipeline_rank*"))))
+JOBS = (FSDP[:2], tuple(sorted((TORCH / "waits").glob("pipeline_rank*")))[:2])
 
 
 Command = tuple[str, ...]
@@ -82,8 +82,8 @@ def test_what_is_proposed_for_a_job_works(folder: Path) -> None:
 def test_what_is_proposed_for_a_store_works(folder: Path) -> None:
     """Without host ranges, nothing is proposed that needs them."""
     tried: set[Command] = set()
-    assert "idle" not in try_all(folder, kept(FSDP), tried=tried)
-    assert "idle" in try_all(folder, kept(FSDP, host=True), tried=tried)
+    assert "idle" not in try_all(folder, kept(FSDP[:2]), tried=tried)
+    assert "idle" in try_all(folder, kept(FSDP[:2], host=True), tried=tried)
 
 
 @pytest.mark.parametrize("by", ["op", "label"])
