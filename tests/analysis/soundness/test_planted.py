@@ -69,7 +69,8 @@ def findings(plant: Plant, name: str) -> tuple[Finding, ...] | None:
 
 @pytest.mark.parametrize("plant", DEFECTS, ids=lambda plant: plant.__name__)
 def test_a_planted_defect_is_found(plant: Plant) -> None:
-    half = TESTED[DEFECTS.index(plant) % 2 :: 2]
+    number = DEFECTS.index(plant)
+    half = TESTED[(number + number // 2) % 2 :: 2]  # each of two that are alike on another half
     codes = {name: found for name in half if (found := findings(plant, name)) is not None}
     assert len(codes) >= 2
     missed = {
