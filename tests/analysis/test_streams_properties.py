@@ -16,7 +16,7 @@ from thence.attribution.attribute import attribute
 from thence.model.intervals import covered_lengths, levels, shared_length, union
 from thence.model.tables import GPU, Tables
 
-settings.register_profile("thence", deadline=None, max_examples=examples(100))
+settings.register_profile("thence", deadline=None, max_examples=examples(40))
 settings.load_profile("thence")
 
 NAMES = {"gemm": "GEMM", "ncclKernel": "communication", "loop_add_fusion": "elementwise"}

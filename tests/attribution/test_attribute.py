@@ -82,10 +82,10 @@ def test_a_trace_is_attributed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return attribute(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "attribute", counted)
-    trace = thence.open(JAX / "jax_fsdp2.xplane.pb.gz")
+    trace = thence.open(JAX / "streams_moved.xplane.pb")
     trace.page()
     trace.timeline()
-    trace.select(devices=[1]).report("hlo")
+    trace.select(steps="0:2").report("hlo")
     assert len(calls) == 1
 
 

@@ -107,7 +107,7 @@ def facts(path: Path) -> pl.DataFrame:
     return found.tables.collectives.with_columns(start=start.gather(found.tables.collectives["gpu"]))
 
 
-@pytest.mark.parametrize(("rank", "group"), [(0, "3"), (1, "3"), (2, "4"), (3, "4")])
+@pytest.mark.parametrize(("rank", "group"), [(0, "3"), (3, "4")])
 def test_a_replay_gets_size_and_group_of_its_calls(tmp_path: Path, rank: int, group: str) -> None:
     record(tmp_path, rank)
     rows = facts(trace(tmp_path, layers(), rank)).sort("start")
@@ -165,14 +165,13 @@ KEPT = {"lost": 8, "twice": 10, "foreign": 12, "foreign of NCCL": 9, "renamed": 
 @pytest.mark.parametrize("how", DAMAGES)
 def test_a_damaged_replay_gets_no_false_size(tmp_path: Path, how: str) -> None:
     record(tmp_path)
-    places = (0, 1, 5, 11)[DAMAGES.index(how) % 2 :: 2]
-    for at in places[:1] if how == "layer lost" else places:
-        kernels = damaged(layers(), how, at)
-        rows = facts(trace(tmp_path, kernels, replays=1))
-        true = [row["true"] for row in kernels]
-        for start, size in rows.select("start", "bytes").rows():
-            assert size in (None, true[start // 30_000]), (how, at, start)
-        assert rows["bytes"].count() >= KEPT.get(how, 0), (how, at)
+    at = (0, 1, 5, 11)[DAMAGES.index(how) % 4]
+    kernels = damaged(layers(), how, at)
+    rows = facts(trace(tmp_path, kernels, replays=1))
+    true = [row["true"] for row in kernels]
+    for start, size in rows.select("start", "bytes").rows():
+        assert size in (None, true[start // 30_000]), (how, at, start)
+    assert rows["bytes"].count() >= KEPT.get(how, 0), (how, at)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +200,7 @@ def test_a_damaged_recorder_gives_no_false_size(tmp_path: Path, how: str, change
         assert rows.is_empty(), how
 
 
-@pytest.mark.parametrize(("rank", "named"), [(1, 1), (2, 2), (2, 0), (3, 0)])
+@pytest.mark.parametrize(("rank", "named"), [(1, 1), (2, 0)])
 def test_the_recorder_of_another_rank_gives_nothing(tmp_path: Path, rank: int, named: int) -> None:
     record(tmp_path, rank, named)
     assert facts(trace(tmp_path, layers())).is_empty()
@@ -360,7 +359,7 @@ def test_the_layout_of_a_recorder_gives_the_groups_of_another_rank(tmp_path: Pat
     assert found.select("group_name", "group_ranks").unique().rows() == [("4", "[2, 3]")]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [1])
 def test_replays_are_described_by_what_nccl_recorded(rank: int) -> None:
     """A graph of four layers on two GPUs, replayed three times, whose trace describes no collective by itself.
 

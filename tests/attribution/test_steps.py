@@ -248,7 +248,6 @@ def test_one_profiler_step_around_many_passes_is_not_the_step(tmp_path: Path) ->
 
 
 EVERYWHERE = [
-    (TORCH / "graph_replay_rank0.json.gz", "graph", 5),
     (TORCH / "graphs" / "block_replay.json.gz", "graph", 5),
     (TORCH / "torch_eager_rank0.json.gz", "step", 3),
     (DATA / "jax" / "streams_moved.xplane.pb", "program", 20),

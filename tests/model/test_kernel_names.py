@@ -258,11 +258,11 @@ def test_hostile_names_take_little_time_and_stay_distinct(name):
     assert isinstance(demangle(name), str)
 
 
-def test_ten_thousand_names_are_shortened_without_quadratic_work():
-    names = [GELU_FLOAT.replace("float", f"float{i}") for i in range(10_000)]
+def test_thousands_of_names_are_shortened_without_quadratic_work():
+    names = [GELU_FLOAT.replace("float", f"float{i}") for i in range(3_000)]
     started = time.process_time()
     short = short_names(names)
-    assert time.process_time() - started < 5  # about 1 s; quadratic work would take minutes
+    assert time.process_time() - started < 5  # about 0.3 s; quadratic work would take minutes
     assert len(set(short.values())) == len(names)
 
 

@@ -6,9 +6,10 @@ import re
 
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import examples
 from thence.model.layers import MIN_INNER, MIN_LAYERS, folded_names
 
 
@@ -121,6 +122,7 @@ numbers = st.integers(0, 12).map(str)
 texts = st.lists(st.one_of(parts, numbers), max_size=9).map("".join)
 
 
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(texts, max_size=60, unique=True))
 def test_a_folded_name_is_the_name_with_stars_for_numbers(names: list[str]) -> None:
     found = folded_names(pl.Series(names, dtype=pl.String))
@@ -131,6 +133,7 @@ def test_a_folded_name_is_the_name_with_stars_for_numbers(names: list[str]) -> N
         assert (layer is None) or "*" in text
 
 
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(texts, max_size=40, unique=True))
 def test_the_order_of_the_names_does_not_matter(names: list[str]) -> None:
     one, other = (folded_names(pl.Series(n, dtype=pl.String)) for n in (names, names[::-1]))

@@ -12,13 +12,15 @@ import polars as pl
 import pytest
 
 import thence
-from helpers import DATA, STACK, TORCH, event, kernel, launch, opened, recording, run_thence
+from helpers import DATA, TORCH, event, kernel, launch, opened, recording, run_thence
 from nsight_data import changed, export, report, unpacked
 from thence.attribution.attribute import attribute
 from thence.model import reasons as table
 from thence.model.places import KINDS, LAUNCH, PLACES
 from thence.model.reasons import ADVICE, CODES, OF_ACCELERATOR, REASONS, RULES, Reason, advice, text_of
 from thence.model.tables import GPU, Meta, Tables
+
+pytestmark = pytest.mark.usefixtures("read_once")
 
 KINETO = "torch.profiler (Kineto JSON)"
 RECORDING = "thence recording"
@@ -197,7 +199,6 @@ def test_hlo_that_is_missing_names_the_option_that_brings_it(format_: str) -> No
 
 RECORDED = {
     "eager": recording("torch_eager_rank0"),
-    "stack": STACK,
     "graph": recording("torch-2.12_graph_replay_rank0"),
     "jax": DATA / "jax" / "jax_single_nocb.xplane.pb.gz",
     "jax recording": DATA / "jax" / "recording",
@@ -206,7 +207,7 @@ RECORDED = {
 }
 
 
-@pytest.mark.parametrize("name", ["stack", "graph", "jax recording", "nsight"])
+@pytest.mark.parametrize("name", ["graph", "jax recording", "nsight"])
 def test_each_reason_is_printed_once_for_all_kinds_that_share_it(name: str) -> None:
     done = run_thence("report", RECORDED[name], COLUMNS="400")
     assert done.returncode == 0

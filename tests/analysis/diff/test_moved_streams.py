@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from thence.analysis.diff.sample import Sample
+
 BEFORE: tuple[Kernel, ...] = (("a", 7, 0, 40), ("side", 7, 40, 60), ("b", 7, 60, 100))
 """A step of 100 us without idle time."""
 
@@ -147,6 +149,11 @@ TRUE_CHANGE = -0.091
 """Of the step in REAL, by CUDA events without a profiler: 0.386 -> 0.351 ms in the same processes."""
 
 
+@pytest.fixture(scope="module")
+def real() -> list[Sample]:
+    return [thence.open(path).sample() for path in REAL]
+
+
 def overlapped_ns_of_a_step(document: Any) -> float:
     """The time in which more than one activity ran, by the edges of the activities, divided by the replays."""
     work = [e for e in document["traceEvents"] if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
@@ -159,9 +166,8 @@ def overlapped_ns_of_a_step(document: Any) -> float:
     return 1000 * total / replays
 
 
-def test_the_verdict_on_a_real_move_is_that_of_times_without_a_profiler() -> None:
-    samples = [thence.open(path).sample() for path in REAL]
-    diff = compare(samples[:2], samples[2:])
+def test_the_verdict_on_a_real_move_is_that_of_times_without_a_profiler(real: list[Sample]) -> None:
+    diff = compare(real[:2], real[2:])
     found = diff.moved_streams
     assert found is not None
     assert found.verdict == "faster"
@@ -175,12 +181,11 @@ def test_the_verdict_on_a_real_move_is_that_of_times_without_a_profiler() -> Non
 
 
 @pytest.mark.parametrize("side", [0, 2])
-def test_nothing_moved_between_runs_of_one_program(side: int) -> None:
-    samples = [thence.open(path).sample() for path in REAL[side : side + 2]]
-    assert compare(samples[:1], samples[1:]).moved_streams is None
+def test_nothing_moved_between_runs_of_one_program(real: list[Sample], side: int) -> None:
+    assert compare(real[side : side + 1], real[side + 1 : side + 2]).moved_streams is None
 
 
-def test_work_of_a_real_step_moved_by_hand_overlaps_as_it_was_moved(tmp_path: Path) -> None:
+def test_work_of_a_real_step_moved_by_hand_overlaps_as_it_was_moved(real: list[Sample], tmp_path: Path) -> None:
     """Each average of weights is put on a stream of its own, half of its length earlier."""
     document = json.loads(gzip.decompress(REAL[0].read_bytes()))
     moved = [e for e in document["traceEvents"] if "lerp_scalar_kernel" in e["name"]]
@@ -189,8 +194,7 @@ def test_work_of_a_real_step_moved_by_hand_overlaps_as_it_was_moved(tmp_path: Pa
         event["ts"] = round(event["ts"] - event["dur"] / 2, 3)
     path = tmp_path / "moved.json"
     path.write_text(json.dumps({**document, "trace_id": "moved"}))
-    samples = [thence.open(one).sample() for one in (REAL[0], path)]
-    diff = compare(samples[:1], samples[1:])
+    diff = compare(real[:1], [thence.open(path).sample()])
     found = diff.moved_streams
     assert found is not None
     assert {"lerp" in name for name in found.rows["name"]} == {True}
@@ -199,11 +203,16 @@ def test_work_of_a_real_step_moved_by_hand_overlaps_as_it_was_moved(tmp_path: Pa
     assert found.contention_ns == pytest.approx(0, abs=2)
 
 
-def test_work_that_xla_compiled_anew_is_recognized_by_its_function_and_not_judged() -> None:
+@pytest.fixture(scope="module")
+def of_xla() -> list[thence.Trace]:
+    """On one stream, and with work on a second one."""
+    return [thence.open(DATA / "jax" / f"streams_{name}.xplane.pb") for name in ("default", "moved")]
+
+
+def test_work_that_xla_compiled_anew_is_recognized_by_its_function_and_not_judged(of_xla: list[thence.Trace]) -> None:
     """One GEMM of two concatenated ones before, and two, one of them on a second stream, after."""
-    paths = [DATA / "jax" / f"streams_{name}.xplane.pb" for name in ("default", "moved")]
-    samples = [thence.open(path).sample() for path in paths]
-    found = compare(samples[:1], samples[1:]).moved_streams
+    before, after = (trace.sample() for trace in of_xla)
+    found = compare([before], [after]).moved_streams
     assert found is not None
     assert found.streams == (1, 3)
     assert found.rows.is_empty()
@@ -216,13 +225,14 @@ def test_work_that_xla_compiled_anew_is_recognized_by_its_function_and_not_judge
     assert found.text.endswith("whether it paid is not known: the work changed, too")
 
 
-def test_work_that_hlo_alone_places_elsewhere_did_not_move() -> None:
+def test_work_that_hlo_alone_places_elsewhere_did_not_move(of_xla: list[thence.Trace]) -> None:
     """The recording with work on a second stream, as if all of it had run on one stream."""
-    default, moved = (thence.open(DATA / "jax" / f"streams_{name}.xplane.pb") for name in ("default", "moved"))
+    default, moved = of_xla
     stream = moved.tables.gpu["stream"].dtype
-    one = moved.tables.gpu.with_columns(pl.lit(14, stream).alias("stream"))
-    placed = Trace(dataclasses.replace(moved.recorded, gpu=one))
-    found = compare([default.sample()], [placed.sample()]).moved_streams
+    gpu = moved.tables.gpu.with_columns(pl.lit(14, stream).alias("stream"))
+    placed = Trace(dataclasses.replace(moved.recorded, gpu=gpu))
+    one, other = default.sample(), placed.sample()
+    found = compare([one], [other]).moved_streams
     assert found is not None
     assert (found.rows.height, found.partly.height, found.streams) == (0, 0, (1, 1))
     assert set(found.placed_only["name"]) == {"GEMM"}
@@ -232,8 +242,7 @@ def test_work_that_hlo_alone_places_elsewhere_did_not_move() -> None:
         "HLO places GEMM elsewhere (in HLO: own stream -> own stream and stream 1), "
         "but at run time it is on the same stream: nothing moved"
     )
-    assert compare([default.sample()], [default.sample()]).moved_streams is None
-    assert compare([placed.sample()], [placed.sample()]).moved_streams is None
+    assert compare([other], [other]).moved_streams is None
 
 
 def test_a_step_that_is_slower_because_of_idle_time_says_so(tmp_path: Path) -> None:

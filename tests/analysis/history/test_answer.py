@@ -63,12 +63,12 @@ def test_the_planted_slowdown_is_found_where_it_was_planted_and_named() -> None:
 def test_shuffled_histories_name_it_and_hardly_ever_an_earlier_one() -> None:
     random = np.random.default_rng(3)
     early = when = 0
-    for _ in range(12):
+    for _ in range(5):
         found = history(in_order([*random.permutation(29), *(29 + random.permutation(15))]))
         early += bool((found.changes["run"] < 30).any())
         when += bool({30, 31} & {*found.changes.filter(by="step")["run"]})
-    assert early <= 1
-    assert when >= 11
+    assert early == 0
+    assert when >= 4
 
 
 def test_a_gate_fails_as_long_as_the_newest_level_is_slower_and_says_by_how_much() -> None:

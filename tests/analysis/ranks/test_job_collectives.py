@@ -14,7 +14,6 @@ from thence.analysis.ranks.summary import summarise_ranks
 
 JOBS = {
     "ddp": (DATA / "recording" / "two_ranks",),
-    "pipeline": tuple(sorted((TORCH / "waits").glob("pipeline_rank*"))),
     "1f1b": tuple(sorted((TORCH / "waits").glob("schedule_rank*"))),
     "groups": tuple(sorted((TORCH / "waits").glob("group_rank*"))),
     "xla": (DATA / "jax" / "jax_fsdp2.xplane.pb.gz",),

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import polars as pl
 import pytest
 
-from recording_data import recorded_job
+import thence
 from thence.analysis.ranks.lateness import step_keys
 from thence.analysis.ranks.summary import summarise_ranks
 
 if TYPE_CHECKING:
-    import thence
+    from pathlib import Path
+
     from thence.analysis.ranks.answer import Job
 
 STEPS, SINCE, SLEEP = 14, 5, 30e6
@@ -25,8 +26,8 @@ ALL_REDUCES = 5
 
 
 @pytest.fixture(scope="module")
-def trace(tmp_path_factory: pytest.TempPathFactory) -> thence.Trace:
-    return recorded_job("late_in_backward", tmp_path_factory.mktemp("late"))
+def trace(late_in_backward: Path) -> thence.Trace:
+    return thence.open(late_in_backward)
 
 
 @pytest.fixture(scope="module")

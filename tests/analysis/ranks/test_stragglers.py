@@ -23,7 +23,7 @@ def draws(devices: int, steps: int, noise: float, seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize("devices", [2, 8])
 def test_equal_devices_are_not_named(devices: int) -> None:
-    tries = examples(800)
+    tries = examples(400)
     named = 0
     for seed in range(tries):
         caused = draws(devices, (3, 8, 24)[seed % 3], (0.01, 0.05, 0.2)[seed // 3 % 3], seed)

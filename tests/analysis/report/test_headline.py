@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import statistics
-import tarfile
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -205,10 +204,8 @@ def test_a_store_has_the_headline_of_its_files() -> None:
         assert store[key] == files[key]
 
 
-def test_late_ranks_are_those_of_ranks(tmp_path: Path) -> None:
-    with tarfile.open(DATA / "recording" / "late_in_backward.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    trace = thence.open(tmp_path / "late_in_backward")
+def test_late_ranks_are_those_of_ranks_with_the_same_share(late_in_backward: Path) -> None:
+    trace = thence.open(late_in_backward)
     job = trace.ranks()
     named = job.stragglers["rank"].to_list()
     assert named == [1]
@@ -216,8 +213,10 @@ def test_late_ranks_are_those_of_ranks(tmp_path: Path) -> None:
     assert found.verdict.code == "waits_for_rank"
     assert [late.rank for late in found.measured.late] == named
     assert found.late == job.statement
-    shown = run_thence("report", tmp_path / "late_in_backward").stdout.decode()
-    assert job.statement in " ".join(shown.split())
+    told = document(late_in_backward)
+    assert told["late_ranks"] == job.statement
+    (share,) = re.findall(r"rank 1 GPU 1 \((.* %) of a step\)", told["late_ranks"])
+    assert told["verdict"]["text"] == f"the other ranks wait for rank 1 ({share} of a step)"
 
 
 def test_a_trace_that_lacks_work_gets_no_confident_idle_share(tmp_path: Path) -> None:
@@ -318,15 +317,7 @@ def test_communication_that_is_waiting_gets_the_verdict_of_the_rank_that_waits_l
 
 def test_a_rank_alone_names_the_ranks_that_are_missing() -> None:
     """What looks like communication may be waits for ranks that the file does not show."""
-    found = document(FSDP[0])
-    assert "the trace shows 1 of 4 ranks; missing 1-3" in found["late_ranks"]
-    assert document(kept(FSDP[:1]))["late_ranks"] == found["late_ranks"]
-    assert document(recording("torch_eager_rank0"))["late_ranks"] == ""
-
-
-def test_the_verdict_states_the_share_that_ranks_states(tmp_path: Path) -> None:
-    with tarfile.open(DATA / "recording" / "late_in_backward.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    found = document(tmp_path / "late_in_backward")
-    (share,) = re.findall(r"rank 1 GPU 1 \((.* %) of a step\)", found["late_ranks"])
-    assert found["verdict"]["text"] == f"the other ranks wait for rank 1 ({share} of a step)"
+    late = shared(FSDP[0]).headline.late
+    assert "the trace shows 1 of 4 ranks; missing 1-3" in late
+    assert thence.open(kept(FSDP[:1])).headline.late == late
+    assert shared(recording("torch_eager_rank0")).headline.late == ""

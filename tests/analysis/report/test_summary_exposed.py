@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import thence
 from helpers import TORCH, examples
 
-settings.register_profile("thence", deadline=None, max_examples=examples(40))
+settings.register_profile("thence", deadline=None, max_examples=examples(40) // 2)
 settings.load_profile("thence")
 
 Work = tuple[str, int, int, int, int]

@@ -64,7 +64,7 @@ def searched(document: list[Row]) -> list[tuple[int, int, int, int]]:
     return result
 
 
-@settings(max_examples=examples(600), deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(rows)
 def test_handovers_are_those_of_a_plain_search(document: list[Row]) -> None:
     frame = pl.DataFrame(document, schema=["rank", "thread", "start", "duration", "category"], orient="row").cast(

@@ -33,7 +33,7 @@ def graphs(draw: st.DrawFn) -> Made:
 
 
 @pytest.mark.slow_oracle
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(made=graphs(), streams=st.integers(1, 4), seed=st.integers(0, 1 << 32), times=st.integers(1, 3))
 def test_no_label_is_ever_wrong(
     tmp_path_factory: pytest.TempPathFactory, made: Made, streams: int, seed: int, times: int
@@ -52,7 +52,7 @@ def test_no_label_is_ever_wrong(
             assert made.labels[nodes[row]] is None
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(streams=st.integers(1, 5), seed=st.integers(0, 1 << 32))
 def test_identical_layers_are_all_labelled_whatever_the_streams(
     tmp_path_factory: pytest.TempPathFactory, streams: int, seed: int
@@ -68,7 +68,7 @@ def test_identical_layers_are_all_labelled_whatever_the_streams(
 
 
 @pytest.mark.slow_oracle
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     kernels=st.lists(st.tuples(st.sampled_from(["gemm", "gelu", "norm"]), st.integers(0, 2)), min_size=2, max_size=16),
     iterations=st.integers(1, 3),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from capture_data import Call
 
-SIZES = (2, 3, 5)
+SIZES = (2, 3)
 TRAILING: Call = ("copy_kernel", "aten::copy_", "outside", "kernel")
 
 
@@ -82,7 +82,7 @@ def test_the_captures_may_be_in_files_of_their_own_and_without_bounds(tmp_path: 
         written(tmp_path / "captures" / f"bs_{number}.json", recorder.events)
     for given in (tmp_path / "captures", f"{tmp_path}/captures/*.json", str(tmp_path / "captures" / "bs_0.json")):
         opened_runs = open_runs(given)
-        assert len(opened_runs) == (1 if "bs_0" in str(given) else 3)
+        assert len(opened_runs) == (1 if "bs_0" in str(given) else len(SIZES))
 
 
 def test_captures_and_replays_may_be_in_one_trace(tmp_path: Path) -> None:
@@ -136,9 +136,9 @@ def test_with_names_an_unknown_order_gives_what_all_calls_of_a_kernel_share(tmp_
 
 
 def test_one_call_too_many_costs_no_label(tmp_path: Path) -> None:
-    """A server's capture of a compiled model: 1,563 calls for a graph of 1,562 nodes."""
-    graph = compiled(156)
-    assert len(graph) == 1562
+    """As in a server's capture of a compiled model: a call more than the graph has nodes."""
+    graph = compiled(15)
+    assert len(graph) == 152
     for calls in ([*graph, TRAILING], [TRAILING, *graph]):
         (tmp_path / str(len(list(tmp_path.iterdir())))).mkdir()
         folder = max(tmp_path.iterdir())
@@ -146,7 +146,7 @@ def test_one_call_too_many_costs_no_label(tmp_path: Path) -> None:
         assert labelled.tables.places["label"].to_list() == planted([graph], 2)
         assert labelled.tables.places["op"].to_list() == planted([graph], 1)
         (note,) = [t for t in labelled.meta.warnings if "no certain counterpart" in t]
-        assert "0 of its 1,562 activities and 1 of the 1,563 launches of capture 1 of 1" in note
+        assert "0 of its 152 activities and 1 of the 153 launches of capture 1 of 1" in note
 
 
 def test_equal_counts_without_a_confirmed_kernel_prove_nothing(tmp_path: Path) -> None:

@@ -49,10 +49,7 @@ def labelled(folder: Path, description: str, rank: int, *, described: bool = Tru
     ("description", "rank", "name", "members"),
     [
         ("default_pg", 2, "0", [0, 1, 2, 3, 4, 5]),
-        ("mesh_tp", 2, "4", [2, 3]),
-        ("mesh_dp", 2, "1", [0, 2, 4]),
         ("mesh_dp", 3, "2", [1, 3, 5]),
-        ("experts", 2, "7", [2, 3, 4, 5]),
         ("experts", 1, "6", [0, 1]),
         ("undefined", 2, "8", [0, 1, 2]),
     ],

@@ -164,8 +164,7 @@ def test_streams_may_be_shuffled(labels: Callable[[Path], Path], by: str, seed: 
     assert labelled.tables.places["label"].to_list() == expected(trace.tables.gpu)
 
 
-@pytest.mark.parametrize("dropped", [0, 47, 150])
-@pytest.mark.parametrize("by", ["labels", "eager"])
+@pytest.mark.parametrize(("by", "dropped"), [("labels", 0), ("labels", 150), ("eager", 47)])
 def test_after_dropping_a_kernel_only_equal_kernels_of_its_replay_are_open(
     labels: Callable[[Path], Path], by: str, dropped: int
 ) -> None:
