@@ -14,10 +14,11 @@ import polars as pl
 import pytest
 
 import thence
-from helpers import DATA, FSDP, output, shared
-from stores import kept, stored
+from helpers import DATA, FSDP, PAIR, output, shared, written
+from stores import InProcess, kept, stored
 from thence.errors import DamagedInput, InputError
 from thence.store.files import write_table
+from thence.store.ingest import sources_of
 from thence.store.layout import FACTS, MANIFEST, PART, SUMMARIES
 
 if TYPE_CHECKING:
@@ -52,11 +53,14 @@ def test_a_fifo_in_a_part_is_told_and_not_waited_for(store: Path, name: str) -> 
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no FIFOs")
-def test_a_fifo_as_manifest_or_description_is_not_waited_for(store: Path) -> None:
+def test_a_fifo_as_manifest_or_description_is_not_waited_for(tmp_path: Path) -> None:
+    trace, store, workers = written(tmp_path / "rank0.json", PAIR), tmp_path / "job.store", InProcess()
+    stored(store, [trace])
     part = min(store.glob(f"ranks/*/{PART}"))
     part.unlink()
     os.mkfifo(part)
-    stored(store, FSDP[:2])  # the part is read again
+    stored(store, [trace], workers)
+    assert workers.asked == ["rank0.json"]
     (store / MANIFEST).unlink()
     os.mkfifo(store / MANIFEST)
     with pytest.raises(InputError):
@@ -71,7 +75,8 @@ def test_no_pattern_in_a_name_is_followed(sound: Path, tmp_path: Path) -> None:
     assert found.report("rank").sum_ns == expected.tables.gpu["duration"].sum()
     recording = shutil.copytree(RECORDING, place / RECORDING.name)
     assert thence.open(recording).tables.gpu.height == shared(RECORDING).tables.gpu.height > 0
-    stored(place / "of.store", [recording])
+    assert len(sources_of([str(recording)]).names) == 2
+    stored(place / "of.store", [written(place / "rank0.json", PAIR)])
 
 
 def claimed(path: Path) -> None:

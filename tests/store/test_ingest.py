@@ -190,9 +190,7 @@ def test_sources_are_known_by_the_same_name_everywhere(tmp_path: Path, monkeypat
     assert workers.asked == []
 
 
-def test_json_of_an_ingest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_json_of_an_ingest(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers_module, "LocalWorkers", lambda _processes: InProcess())
     file = small(tmp_path, 4)
     printed, _ = output(capsys, "ingest", file, "-o", tmp_path / "s", "--workers", "1", "--format", "json")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import forking
 import stores
 import thence
 from helpers import PAIR, output, written
@@ -111,8 +112,9 @@ def test_eight_processes_on_one_store_get_a_right_answer_or_a_sentence(trace: Pa
     stored(store, [trace])
     out.mkdir()
     os.utime(trace, ns=(10**18, 10**18))
-    command = [sys.executable, "-c", PROCESSES, str(store), str(out), str(trace), str(Path(stores.__file__).parent)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    arguments = ["-c", PROCESSES, str(store), str(out), str(trace), str(Path(stores.__file__).parent)]
+    done = forking.run(arguments, timeout=300, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
     codes = [int(code) for code in done.stdout.split()]
     answers = [(out / f"{number}.out").read_text() for number in range(8)]
     errors = [(out / f"{number}.err").read_text() for number in range(8)]
