@@ -138,21 +138,26 @@ ODD = [
 ]  # fmt: skip
 
 
+OTHERS = [
+    launch(1, 10),
+    # Numbers as text and as floats are read in either decoding; ints beyond 64 bits in neither.
+    kernel(1, "20.125", 5.0625, name="text", args={"stream": 9.0, "bytes": 3}),
+    kernel(2, 30, 7, name="plain"),
+]
+ALONE = {"text": 5062, "plain": 7000}  # half to even
+
+
+def test_numbers_as_text_and_as_floats_are_read(tmp_path: Path) -> None:
+    assert totals(opened(tmp_path, OTHERS)) == ALONE
+
+
 @pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
 def test_an_odd_event_does_not_change_what_its_neighbours_are(tmp_path: Path, odd: Any) -> None:
     """Whatever is odd in one event, the others of its piece are read as they are without it."""
-    others = [
-        launch(1, 10),
-        # Numbers as text and as floats are read in either decoding; ints beyond 64 bits in neither.
-        kernel(1, "20.125", 5.0625, name="text", args={"stream": 9.0, "bytes": 3}),
-        kernel(2, 30, 7, name="plain"),
-    ]
-    alone = totals(opened(tmp_path, others))
-    assert alone == {"text": 5062, "plain": 7000}  # half to even
-    trace = opened(tmp_path, [*others[:2], odd, *others[2:]])
+    trace = opened(tmp_path, [*OTHERS[:2], odd, *OTHERS[2:]])
     found = totals(trace)
     found.pop("odd", None)
-    assert found == alone
+    assert found == ALONE
     assert trace.tables.gpu.filter(name="text")["stream"].to_list() == [9]
 
 

@@ -14,24 +14,23 @@ import polars as pl
 import pytest
 
 import thence
-from helpers import DATA, FSDP, output
-from stores import stored
+from helpers import DATA, FSDP, PAIR, output, shared, written
+from stores import InProcess, kept, stored
 from thence.errors import DamagedInput, InputError
 from thence.parquet_files import write_table
+from thence.store.ingest import sources_of
 from thence.store.layout import FACTS, MANIFEST, PART, SUMMARIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ROWS = 3_000_000
+ROWS = 1_000_000
 RECORDING = DATA / "recording" / "two_ranks"
 
 
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    store = tmp_path_factory.mktemp("files") / "job.store"
-    stored(store, FSDP[:2], host=True)
-    return store
+@pytest.fixture
+def sound() -> Path:
+    return kept(FSDP[:2], host=True)
 
 
 @pytest.fixture
@@ -54,11 +53,14 @@ def test_a_fifo_in_a_part_is_told_and_not_waited_for(store: Path, name: str) -> 
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no FIFOs")
-def test_a_fifo_as_manifest_or_description_is_not_waited_for(store: Path) -> None:
+def test_a_fifo_as_manifest_or_description_is_not_waited_for(tmp_path: Path) -> None:
+    trace, store, workers = written(tmp_path / "rank0.json", PAIR), tmp_path / "job.store", InProcess()
+    stored(store, [trace])
     part = min(store.glob(f"ranks/*/{PART}"))
     part.unlink()
     os.mkfifo(part)
-    stored(store, FSDP[:2])  # the part is read again
+    stored(store, [trace], workers)
+    assert workers.asked == ["rank0.json"]
     (store / MANIFEST).unlink()
     os.mkfifo(store / MANIFEST)
     with pytest.raises(InputError):
@@ -68,11 +70,13 @@ def test_a_fifo_as_manifest_or_description_is_not_waited_for(store: Path) -> Non
 def test_no_pattern_in_a_name_is_followed(sound: Path, tmp_path: Path) -> None:
     place = tmp_path / "run[1]*"
     store = shutil.copytree(sound, place / "job.store")
-    assert thence.open(store).tables.gpu.height == thence.open(sound).tables.gpu.height
-    assert thence.open(store).report().sum_ns == thence.open(sound).report().sum_ns
+    found, expected = thence.open(store), shared(*FSDP[:2])
+    assert found.tables.gpu.height == expected.tables.gpu.height
+    assert found.report("rank").sum_ns == expected.tables.gpu["duration"].sum()
     recording = shutil.copytree(RECORDING, place / RECORDING.name)
-    assert thence.open(recording).tables.gpu.height == thence.open(RECORDING).tables.gpu.height > 0
-    stored(place / "of.store", [recording])
+    assert thence.open(recording).tables.gpu.height == shared(RECORDING).tables.gpu.height > 0
+    assert len(sources_of([str(recording)]).names) == 2
+    stored(place / "of.store", [written(place / "rank0.json", PAIR)])
 
 
 def claimed(path: Path) -> None:
@@ -96,7 +100,7 @@ def without_columns(path: Path) -> None:
 
 
 def nested(path: Path) -> None:
-    frame = pl.read_parquet(path)
+    frame = pl.read_parquet(path).head(1)
     deep = functools.reduce(lambda cells, _: [cells], range(60), 1)
     frame.with_columns(pl.Series(frame.columns[0], [deep] * frame.height)).write_parquet(path)
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 import thence
-from helpers import DATA, FSDP, PAIR, kernel, launch, output, written
+from helpers import DATA, FSDP, PAIR, kernel, launch, output, shared, written
 from slow_kineto import SlowTrace
-from stores import InProcess, Killed, stored
+from stores import InProcess, Killed, kept, stored
 from thence.errors import InputError, UsageError
+from thence.store import workers as workers_module
 from thence.store.layout import RANKS, read_manifest
 from thence.store.store import open_store
 
@@ -29,16 +30,10 @@ def small(folder: Path, rank: int, count: int = 2, name: str | None = None) -> P
     )
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    store = tmp_path_factory.mktemp("stored") / "job.store"
-    stored(store, FSDP)
-    return store
-
-
-def test_ranks_are_counted_as_from_the_files(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_are_counted_as_from_the_files(capsys: pytest.CaptureFixture[str]) -> None:
+    job = kept(FSDP[:2])
     found = json.loads(output(capsys, "report", job, "--by", "rank", "--format", "json")[0])
-    slow = [SlowTrace(path) for path in FSDP]
+    slow = [SlowTrace(path) for path in FSDP[:2]]
     assert {row["name"]: (row["count"], row["total_ns"]) for row in found["rows"]} == {
         f"rank {rank}": (len(trace.activities), trace.sum_ns) for rank, trace in enumerate(slow)
     }
@@ -46,58 +41,53 @@ def test_ranks_are_counted_as_from_the_files(job: Path, capsys: pytest.CaptureFi
     assert found["span_ns"] == sum(trace.span_ns for trace in slow)
 
 
-def test_a_second_ingest_reads_nothing(job: Path) -> None:
-    workers = InProcess()
-    again = stored(job, FSDP, workers)
-    assert workers.asked == []
-    assert (again.written, again.kept) == (0, 4)
-
-
 def test_joined_summaries_are_written_again_only_if_something_changed(tmp_path: Path) -> None:
-    store = tmp_path / "job.store"
-    first = stored(store, FSDP[:2]).manifest
+    files, store, workers = [small(tmp_path, rank) for rank in range(2)], tmp_path / "job.store", InProcess()
+    first = stored(store, files).manifest
     written = {path: path.stat().st_ino for path in (store / "summaries").rglob("*.parquet")}
-    assert stored(store, FSDP[:2]).manifest == first
+    again = stored(store, files, workers)
+    assert again.manifest == first
+    assert (again.written, again.kept) == (0, 2)
     assert {path: path.stat().st_ino for path in (store / "summaries").rglob("*.parquet")} == written
     gone = min(written)
     gone.unlink()
-    assert stored(store, FSDP[:2]).manifest == first
+    assert stored(store, files, workers).manifest == first
+    assert workers.asked == []
     assert gone.exists()
 
 
 def test_after_a_kill_it_goes_on_where_it_was(tmp_path: Path) -> None:
-    store = tmp_path / "job.store"
+    files, store = [small(tmp_path, rank) for rank in range(4)], tmp_path / "job.store"
     with pytest.raises(Killed):
-        stored(store, FSDP, InProcess(killed_before=2))
+        stored(store, files, InProcess(killed_before=2))
     (store / RANKS / ".rank-00002-aaaaaaaaaaaa.1234").mkdir()  # what was being written
     with pytest.raises(InputError, match="its ingest was interrupted; run the same thence ingest again to resume it"):
         thence.open(store)
     workers = InProcess()
-    done = stored(store, FSDP, workers)
-    assert workers.asked == [path.name for path in FSDP[2:]]
+    done = stored(store, files, workers)
+    assert workers.asked == [path.name for path in files[2:]]
     assert (done.written, done.kept) == (2, 2)
     assert not list((store / RANKS).glob(".*"))
     assert thence.open(store).report("rank").ranks == 4
 
 
 def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:
-    files, store = [small(tmp_path, rank) for rank in range(3)], tmp_path / "s"
+    files, store = [small(tmp_path, rank) for rank in range(2)], tmp_path / "s"
     stored(store, files)
     small(tmp_path, 1, count=5)
     workers = InProcess()
     stored(store, files, workers)
     assert workers.asked == ["rank1.json"]
     counts = thence.open(store).sql("select rank, count(*) as n from gpu group by rank order by rank")
-    assert counts.rows() == [(0, 2), (1, 5), (2, 2)]
+    assert counts.rows() == [(0, 2), (1, 5)]
 
 
 def test_other_settings_read_everything_again(tmp_path: Path) -> None:
-    files, store = [small(tmp_path, rank) for rank in range(2)], tmp_path / "s"
-    stored(store, files)
-    workers = InProcess()
-    stored(store, files, workers, host=True)
-    assert len(workers.asked) == 2
-    assert thence.open(store).tables.host.height == 4
+    file, store, workers = small(tmp_path, 0), tmp_path / "s", InProcess()
+    stored(store, [file])
+    stored(store, [file], workers, host=True)
+    assert len(workers.asked) == 1
+    assert thence.open(store).tables.host.height == 2
 
 
 def test_a_rank_that_cannot_be_read_is_left_out_with_its_reason(
@@ -155,7 +145,7 @@ def test_a_recording_that_grows_is_refreshed(tmp_path: Path) -> None:
     workers = InProcess()
     after = stored(store, [growing], workers)
     assert sorted(workers.asked) == sorted(path.name for path in growing.iterdir())
-    whole = thence.open(RECORDING)
+    whole = shared(RECORDING)
     assert sum(entry.rows for entry in after.manifest.entries) == whole.tables.gpu.height
     assert sum(entry.rows for entry in before.manifest.entries) < whole.tables.gpu.height
     counted = thence.open(store).report("rank").rows.rows()
@@ -200,7 +190,8 @@ def test_sources_are_known_by_the_same_name_everywhere(tmp_path: Path, monkeypat
     assert workers.asked == []
 
 
-def test_json_of_an_ingest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_of_an_ingest(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "LocalWorkers", lambda _processes: InProcess())
     file = small(tmp_path, 4)
     printed, _ = output(capsys, "ingest", file, "-o", tmp_path / "s", "--workers", "1", "--format", "json")
     found = json.loads(printed)
@@ -213,7 +204,7 @@ def test_json_of_an_ingest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_a_name_that_is_no_text_stops_no_other_rank(tmp_path: Path) -> None:
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xff1.json.gz"))
     shutil.copy(FSDP[1], odd)
-    done = stored(tmp_path / "a.store", [FSDP[0], odd])
+    done = stored(tmp_path / "a.store", [small(tmp_path, 0), odd])
     assert [entry.ranks for entry in done.manifest.entries] == [(0,)]
     (left,) = open_store(tmp_path / "a.store").manifest.left
     assert left.why == "unreadable"

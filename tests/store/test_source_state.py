@@ -15,12 +15,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.parametrize("name", ["labels.json", "my_labels_rank0.json.gz", "kernel_annotations_rank0.pkl"])
-def test_a_trace_is_read_again_when_labels_beside_it_come_change_or_go(tmp_path: Path, name: str) -> None:
+def test_a_trace_is_read_again_when_labels_beside_it_come_and_go(tmp_path: Path) -> None:
     folder, store = tmp_path / "run", tmp_path / "s"
     folder.mkdir()
     trace = written(folder / "rank0.json", PAIR, distributedInfo={"rank": 0})
-    labels = folder / name
+    labels = folder / "labels.json"
 
     def read_now() -> int:
         workers = InProcess()
@@ -30,10 +29,23 @@ def test_a_trace_is_read_again_when_labels_beside_it_come_change_or_go(tmp_path:
     assert (read_now(), read_now()) == (1, 0)
     labels.write_text("{}")
     assert (read_now(), read_now()) == (1, 0)
-    labels.write_text("{} ")
-    assert (read_now(), read_now()) == (1, 0)
     labels.unlink()
-    assert (read_now(), read_now()) == (1, 0)
+    assert read_now() == 1
+
+
+@pytest.mark.parametrize("name", ["labels.json", "my_labels_rank0.json.gz", "kernel_annotations_rank0.pkl"])
+def test_labels_that_come_change_or_go_are_another_state(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    trace, labels = str(written(folder / "rank0.json", PAIR)), folder / name
+    states = [SourceStates().of(trace)]
+    for text in ("{}", "{} "):
+        labels.write_text(text)
+        states += [SourceStates().of(trace)]
+        assert SourceStates().of(trace) == states[-1]
+    labels.unlink()
+    assert SourceStates().of(trace) == states[0]
+    assert len(set(states)) == 3
 
 
 def test_annotations_of_the_folder_above_count_and_other_files_do_not(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import thence
-from helpers import DATA, FSDP, TORCH, kernel, launch, output, written
-from stores import stored
+from helpers import DATA, FSDP, PAIR, TORCH, kernel, launch, output, shared, written
+from stores import kept, stored
 from thence.analysis.activity_rooflines import WORK_SUMS
 from thence.analysis.ranks import timeline_rows
 from thence.errors import DamagedInput, InputError, MissingData, UsageError
@@ -24,24 +24,31 @@ from thence.store.summaries import LATENESS, WINDOWS
 if TYPE_CHECKING:
     from pathlib import Path
 
-XLA = DATA / "jax" / "jax_fsdp2.xplane.pb.gz"
+XLA = DATA / "jax" / "remat.xplane.pb.gz"
 ITS_OWN = ("inputs", "notes", "warnings")
 """Members of a report that name the files."""
-PARTS: tuple[dict[str, Any], ...] = (
-    {"ranks": (1, 2)}, {"steps": "1:3"}, {"window": "1ms:20ms"}, {"only": "nccl"}, {"ranks": (3,), "devices": (3,)},
+PARTS: tuple[tuple[dict[str, Any], tuple[str, ...]], ...] = (
+    ({"ranks": (1, 2)}, ("kernel", "rank", "label")),
+    ({"steps": "1:3"}, ("rank",)), ({"window": "1ms:20ms"}, ("kernel",)), ({"only": "nccl"}, ("label",)),
+    ({"ranks": (3,), "devices": (3,)}, ("label",)),
 )  # fmt: skip
+"""Selections, and what is asked of them: those of ranks alone are answered by summaries for some."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def files() -> thence.Trace:
-    return thence.open(FSDP)
+    return shared(*FSDP)
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    store = tmp_path_factory.mktemp("stored") / "job.store"
-    stored(store, FSDP)
-    return store
+@pytest.fixture
+def job() -> Path:
+    return kept(FSDP)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A store of one small trace, to be changed."""
+    return shutil.copytree(kept((TORCH / "graph_replay_rank0.json.gz",)), tmp_path / "small.store")
 
 
 def report(trace: thence.Trace, by: str) -> dict[str, Any]:
@@ -52,8 +59,8 @@ def report(trace: thence.Trace, by: str) -> dict[str, Any]:
     return {k: v for k, v in summary.to_json().items() if k not in ITS_OWN}
 
 
-def test_a_report_by_anything_is_that_of_the_files(job: Path, files: thence.Trace) -> None:
-    refused, trace = set(), thence.open(job)
+def test_a_report_by_anything_is_that_of_the_files() -> None:
+    refused, trace, files = set(), thence.open(kept(FSDP[:2])), shared(*FSDP[:2])
     for by in BY:
         expected = report(files, by)
         if by == "shape":  # operators are host ranges, which this store does not keep
@@ -65,10 +72,12 @@ def test_a_report_by_anything_is_that_of_the_files(job: Path, files: thence.Trac
     assert refused == {"program", "hlo", "opcode", "op_name"}
 
 
-@pytest.mark.parametrize("part", PARTS, ids=[next(iter(part)) for part in PARTS])
-def test_parts_are_those_of_the_files(job: Path, files: thence.Trace, part: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("part", "asked"), PARTS, ids=[next(iter(part)) for part, _ in PARTS])
+def test_parts_are_those_of_the_files(
+    job: Path, files: thence.Trace, part: dict[str, Any], asked: tuple[str, ...]
+) -> None:
     selected, expected = thence.open(job).select(**part), files.select(**part)
-    for by in ("kernel", "rank", "label"):
+    for by in asked:
         assert report(selected, by) == report(expected, by)
 
 
@@ -92,7 +101,7 @@ def test_tables_of_one_rank_alone_are_read(job: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(reading, "rows_of", lambda path, new: read.append(path.name) or original(path, new))
     gpu = thence.open(job).select(ranks=(2,)).tables.gpu
     assert [name[:10] for name in read] == ["rank-00002"]
-    assert_frame_equal(gpu, thence.open(FSDP[2]).tables.gpu, categorical_as_str=True)
+    assert_frame_equal(gpu, shared(FSDP[2]).tables.gpu, categorical_as_str=True)
 
 
 def test_other_questions_have_the_same_answers(job: Path, files: thence.Trace) -> None:
@@ -112,14 +121,13 @@ def test_without_host_ranges_idle_frames_say_no_cause(job: Path, files: thence.T
 
 
 def test_late_ranks_are_found_from_summaries_as_from_files(
-    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    job: Path, files: thence.Trace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = json.loads(output(capsys, "ranks", *FSDP, "--format", "json")[0])
+    expected = files.ranks().to_json()
     monkeypatch.setattr(reading, "rows_of", None)  # no table is read
-    found = json.loads(output(capsys, "ranks", job, "--format", "json")[0])
-    named = ("inputs", "notes", "warnings")
+    found = thence.open(job).ranks().to_json()
     assert len(found["ranks"]) == 4
-    for key in expected.keys() - set(named):
+    for key in expected.keys() - set(ITS_OWN):
         assert found[key] == expected[key], key
 
 
@@ -168,12 +176,12 @@ def test_sql_over_files_that_are_read_in_batches(
     assert json.loads(printed) == expected.to_dicts()
 
 
-def test_idle_time_needs_host_ranges_and_is_that_of_the_files_with_them(job: Path, tmp_path: Path) -> None:
+def test_idle_time_needs_host_ranges_and_is_that_of_the_files_with_them(job: Path) -> None:
     with pytest.raises(MissingData, match="thence ingest --host keeps them"):
         thence.open(job).idle()
-    store = tmp_path / "s"
-    stored(store, FSDP, host=True)
-    found, expected = thence.open(store).select(ranks=(0,)), thence.open(FSDP).select(ranks=(0,))
+    found, expected = (
+        trace.select(ranks=(0,)) for trace in (thence.open(kept(FSDP[:2], host=True)), shared(*FSDP[:2]))
+    )
     assert found.idle().to_json() == expected.idle().to_json()
     assert_frame_equal(found.flame().nodes, expected.flame().nodes, categorical_as_str=True)
     assert_frame_equal(found.tables.host, expected.tables.host, categorical_as_str=True)
@@ -184,11 +192,12 @@ def test_idle_time_needs_host_ranges_and_is_that_of_the_files_with_them(job: Pat
 
 
 def test_work_of_activities_is_kept_without_host_ranges(job: Path, files: thence.Trace) -> None:
-    for part in ({}, {"ranks": (3,)}, {"only": "gemm|nvjet"}):
+    for part in ({"ranks": (3,)}, {"only": "gemm|nvjet"}):
         found, expected = thence.open(job).select(**part), files.select(**part)
         assert_frame_equal(found.roofline("op").rows, expected.roofline("op").rows)
     rows = thence.open(job).report("rank").rows
-    assert rows["flop"].to_list() == [files.select(ranks=(rank,)).roofline("rank").totals["flop"] for rank in range(4)]
+    flop = dict(files.roofline("rank").rows.select(pl.col("name").cast(pl.String), "flop").rows())
+    assert rows["flop"].to_list() == [flop[f"rank {rank}"] for rank in range(4)]
 
 
 def test_a_store_of_an_earlier_version_says_that_it_lacks_work(job: Path, tmp_path: Path) -> None:
@@ -209,8 +218,8 @@ def test_a_store_of_an_earlier_version_says_that_it_lacks_work(job: Path, tmp_pa
 
 def test_xla_programs_and_their_warm_up(tmp_path: Path) -> None:
     stored(tmp_path / "s", [XLA])
-    found, expected = thence.open(tmp_path / "s"), thence.open(XLA)
-    for by in ("kernel", "program", "hlo", "op_name", "source", "rank"):
+    found, expected = thence.open(tmp_path / "s"), shared(XLA)
+    for by in ("program", "hlo", "op_name", "source"):
         assert report(found, by) == report(expected, by), by
     assert found.programs().to_json() == expected.programs().to_json()
 
@@ -258,25 +267,22 @@ def test_a_store_stands_alone(job: Path) -> None:
         ("entries", 5, "does not have the structure that thence writes"),
     ],
 )  # fmt: skip
-def test_a_manifest_from_elsewhere_is_refused(tmp_path: Path, member: str, value: Any, refusal: str) -> None:
-    stored(tmp_path / "s", [TORCH / "graph_replay_rank0.json.gz"])
-    path = tmp_path / "s" / MANIFEST
+def test_a_manifest_from_elsewhere_is_refused(small: Path, member: str, value: Any, refusal: str) -> None:
+    path = small / MANIFEST
     path.write_text(json.dumps(json.loads(path.read_text()) | {member: value}))
     with pytest.raises(InputError, match=refusal):
-        thence.open(tmp_path / "s")
+        thence.open(small)
 
 
-def test_damage_is_told(tmp_path: Path) -> None:
-    store = tmp_path / "s"
-    stored(store, [TORCH / "graph_replay_rank0.json.gz"])
-    table = next(store.glob("ranks/*/activities.parquet"))
+def test_damage_is_told(small: Path) -> None:
+    table = next(small.glob("ranks/*/activities.parquet"))
     table.write_bytes(table.read_bytes()[:200])
     with pytest.raises(DamagedInput, match=r"activities\.parquet: cannot be read"):
-        _ = thence.open(store).tables.gpu
-    for file in (store / SUMMARIES / "facts").iterdir():
+        _ = thence.open(small).tables.gpu
+    for file in (small / SUMMARIES / "facts").iterdir():
         file.unlink()
     with pytest.raises(DamagedInput, match="run the same thence ingest again to write it"):
-        _ = thence.open(store).meta
+        _ = thence.open(small).meta
 
 
 def test_summaries_without_a_column_of_today_are_read(job: Path, tmp_path: Path) -> None:
@@ -314,9 +320,10 @@ def test_times_that_are_none_are_refused(job: Path, tmp_path: Path) -> None:
 def test_a_store_that_an_ingest_writes_while_it_is_read_is_refused(tmp_path: Path) -> None:
     """Its manifest was read before, its summaries would be those of more ranks."""
     store = tmp_path / "a.store"
-    stored(store, FSDP[:2])
+    files = [written(tmp_path / f"rank{rank}.json", PAIR, distributedInfo={"rank": rank}) for rank in (0, 1)]
+    stored(store, files[:1])
     trace = thence.open(store)
-    stored(store, FSDP)
+    stored(store, files)
     with pytest.raises(DamagedInput, match="was written to while it was read"):
         trace.report("rank")
-    assert len(thence.open(store).report("rank").rows) == 4
+    assert len(thence.open(store).report("rank").rows) == 2

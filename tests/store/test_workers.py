@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -37,13 +38,14 @@ def jobs(store: Path, count: int = 3) -> list[Job]:
 
 
 @pytest.fixture
-def seen_by_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that are started find the modules of the tests."""
-    paths = [str(TESTS), str(TESTS / "support"), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are forks of a process that has imported what they need; those of `thence ingest` start Python."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["stores", "pytest"])
+    monkeypatch.setattr(workers_module.multiprocessing, "get_context", lambda _: context)
 
 
-@pytest.mark.usefixtures("seen_by_workers")
+@pytest.mark.usefixtures("forked_workers")
 def test_a_worker_that_is_killed_takes_no_job_with_it(tmp_path: Path) -> None:
     outcomes = list(LocalWorkers(2).run(kill_worker_once, jobs(tmp_path)))
     assert sorted(o.source for o in outcomes) == sorted(map(str, FSDP[:3]))
@@ -51,7 +53,7 @@ def test_a_worker_that_is_killed_takes_no_job_with_it(tmp_path: Path) -> None:
     assert (tmp_path / "killed").exists()
 
 
-@pytest.mark.usefixtures("seen_by_workers")
+@pytest.mark.usefixtures("forked_workers")
 def test_a_job_that_kills_its_worker_is_given_up_alone(tmp_path: Path) -> None:
     outcomes = {o.source: o for o in LocalWorkers(1).run(kill_worker_always, jobs(tmp_path, 2))}
     assert outcomes[str(FSDP[0])].folder is not None

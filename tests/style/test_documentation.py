@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 import thence
+from stores import InProcess
 from thence.cli.verbs import VERBS
 from thence.model import tables
 from thence.model.places import KINDS
 from thence.model.tables import Table
+from thence.store import workers
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -28,8 +30,10 @@ def script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module(name)
 
 
+@pytest.mark.usefixtures("read_once")
 @pytest.mark.parametrize("page", RUN_HERE)
 def test_commands_of_a_page_do_what_it_says(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "LocalWorkers", lambda _processes: InProcess())
     report = script("check_commands", monkeypatch).check(page)
     assert report.wrong == []
     assert report.ran > 0

@@ -33,10 +33,12 @@ def texts(path: Path) -> set[str]:
 
 @functools.cache
 def texts_of_modules() -> dict[str, set[str]]:
+    """Of the modules whose source holds one of the texts that are looked for: few of them need to be parsed."""
+    wanted = re.compile("|".join(map(re.escape, (*FORMATS, *KEYS))))
     return {
         path.relative_to(PACKAGE).as_posix(): texts(path)
         for path in sorted(PACKAGE.rglob("*.py"))
-        if GENERATED not in path.parents
+        if GENERATED not in path.parents and wanted.search(path.read_text(encoding="utf-8").replace("\\", ""))
     }
 
 

@@ -69,19 +69,19 @@ def stored(store: Path, inputs: Sequence[str | Path], workers: Any = None, **giv
 
 
 def kill_worker_once(job: Job) -> Outcome:
-    """Reads an input, but of rank 1 kills its own process the first time, as the system does without memory."""
+    """Claims to read an input, but of rank 1 kills its own process the first time, as the system without memory."""
     mark = Path(job.store) / "killed"
     if "rank1" in job.source and not mark.exists():
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return ingest_one(job)
+    return Outcome(job.source, "a part")
 
 
 def kill_worker_always(job: Job) -> Outcome:
-    """Reads an input, but of rank 1 kills its own process."""
+    """Claims to read an input, but of rank 1 kills its own process."""
     if "rank1" in job.source:
         os.kill(os.getpid(), signal.SIGKILL)
-    return ingest_one(job)
+    return Outcome(job.source, "a part")
 
 
 def wait_while_writing(job: Job) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import lzma
@@ -48,6 +49,7 @@ def planes(data: bytes) -> dict[str, bytes]:
     return {first(plane)[2].decode(): plane for plane in every(data, 1)}
 
 
+@functools.cache
 def device_events(data: bytes, device: int = 0) -> list[tuple[int, int, dict[str, Any]]]:
     """(stream, duration in ps, stats by name) of every event of one GPU."""
     plane = planes(data)[f"/device:GPU:{device}"]

@@ -118,9 +118,12 @@ AS_TEXT = {key: str(value) for key, value in COLLECTIVE.items()}
 
 
 @pytest.mark.parametrize(
-    "said", [AS_TEXT | {"annotated_stream": 60}, {**COLLECTIVE, "Process Group Ranks": "[0, 1]", "stream": 60}]
+    ("said", "name"),
+    [
+        (AS_TEXT | {"annotated_stream": 60}, "ncclDevKernel_AllReduce_Sum_f32_RING_LL"),
+        ({**COLLECTIVE, "Process Group Ranks": "[0, 1]", "stream": 60}, "all_reduce"),
+    ],
 )
-@pytest.mark.parametrize("name", ["ncclDevKernel_AllReduce_Sum_f32_RING_LL", "all_reduce"])
 def test_annotated_collectives_feed_thence_collectives(said: dict[str, Any], name: str, tmp_path: Path) -> None:
     """The fields are those of PyTorch's tutorial, which names the collective by the annotation."""
     trace = opened(tmp_path, [kernel(10, name, **said)], cudaGraphInlineAnnotated=True)

@@ -92,7 +92,7 @@ def test_a_damaged_file_gives_a_trace_or_an_error_of_thence(change: object, pack
         path.write_bytes(content)
         try:
             trace = thence.open(path)
-            if trace.tables.gpu.height and number % 5 == 0:
+            if trace.recorded.gpu.height and number % 5 == 0:
                 trace.self_check()
         except thence.ThenceError as error:
             assert str(path) in str(error)  # noqa: PT017 - most tries raise nothing
@@ -107,7 +107,7 @@ def test_a_damaged_piece_is_decoded_without_an_exception(change: object) -> None
     dice = random.Random(7)
     document = json.loads(unzipped(recording("torch_fsdp_rank1")))["traceEvents"]
     pieces = [json.dumps(document[at : at + 8], indent=1).encode() for at in range(0, 9000, 450)]
-    for number in range(examples(500)):
+    for number in range(examples(200)):
         piece = pieces[number % len(pieces)]
         columns = decode(b"[" + change(piece[1:-1], dice) + b"]")  # type: ignore[operator]
         assert 0 <= columns["damaged"] <= columns["events"]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from thence.model.arrays import Array
 
 pytestmark = pytest.mark.skipif(SCANNER.load() is None, reason="the scanner was not built")
-settings.register_profile("thence", deadline=None, max_examples=examples(400))
+settings.register_profile("thence", deadline=None, max_examples=examples(200))
 settings.load_profile("thence")
 
 
@@ -125,7 +125,7 @@ def recorded_pieces() -> list[bytes]:
 def test_damaged_pieces_give_the_same_columns(change: Any) -> None:
     dice = random.Random(11)
     pieces = recorded_pieces()
-    for number in range(examples(160)):
+    for number in range(examples(100)):
         inner = pieces[number * 11 % len(pieces)][1:-1]  # of all recordings
         assert_same_columns(b"[" + change(inner, dice) + b"]")
 
@@ -289,7 +289,7 @@ def test_texts_made_to_collide_are_refused() -> None:
         hashes = words * np.uint64(0xD6E8FEB86659FD93)
         return hashes ^ (hashes >> np.uint64(32))
 
-    texts = np.array([f'"{number:06}"'.encode() for number in range(1_000_000)])
+    texts = np.array([f'"{number:06}"'.encode() for number in range(420_000)])
     hashes = mixed(mixed(texts.view("<u8") ^ mixed(np.array([8], np.uint64))))
     same = texts[(hashes & np.uint64(4095)) == 7][:100].tolist()
     objects = ", ".join(f'{{"cat": "kernel", "name": {text.decode()}, "ts": 1, "dur": 1}}' for text in same)
@@ -299,7 +299,7 @@ def test_texts_made_to_collide_are_refused() -> None:
 
 
 def test_many_distinct_texts_are_numbered() -> None:
-    document = [kernel(n, n, name=f"kernel {n}", tid=n % 5_000, pid=n % 3) for n in range(20_000)]
+    document = [kernel(n, n, name=f"kernel {n}", tid=n % 5_000, pid=n % 3) for n in range(8_000)]
     piece = json.dumps(document).encode()
     assert is_scanned(piece)
     assert_same_columns(piece)

@@ -212,7 +212,8 @@ def test_pages_that_lead_in_a_circle(tmp_path: Path, target: str) -> None:
         thence.open(path)
 
 
-def test_sqlite_is_stopped_where_it_goes_on_for_ever(tmp_path: Path) -> None:
+def test_sqlite_is_stopped_where_it_goes_on_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "_STEPS", sqlite._STEPS_AT_ONCE)
     path = made(tmp_path / "a.sqlite", [(1, "a", 2)])
     endless = "with recursive n(i) as (select 1 union all select i + 1 from n) select max(i) from n"
     with closing(sqlite3.connect(path)) as connection:

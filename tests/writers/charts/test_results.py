@@ -30,7 +30,7 @@ ELSEWHERE = {
 def traces() -> dict[str, thence.Trace]:
     return {
         "ranks": shared(*FSDP),
-        "xla": thence.open(DATA / "jax" / "jax_fsdp2.xplane.pb.gz"),
+        "xla": thence.open(DATA / "jax" / "remat.xplane.pb.gz"),
         "compiled": thence.open(DATA / "jax" / "recording"),
         "one": shared(recording("torch_eager_rank0")),
         "memory": thence.open(DATA / "torch" / "memory" / "conv_training.json.gz"),

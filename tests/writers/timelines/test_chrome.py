@@ -26,11 +26,10 @@ def document(trace: thence.Trace, clocks: str = "aligned") -> dict[str, Any]:
     return dict(json.loads(stream.getvalue()))
 
 
-@pytest.mark.parametrize("ending", [".json", ".json.gz"])
 @pytest.mark.parametrize("path", DIFFERENT, ids=lambda path: path.name)
-def test_reading_back_a_recording_gives_an_equal_trace(path: Path, ending: str, tmp_path: Path) -> None:
+def test_reading_back_a_recording_gives_an_equal_trace(path: Path, tmp_path: Path) -> None:
     trace = thence.open(path)
-    target = tmp_path / f"again{ending}"
+    target = tmp_path / ("again.json.gz" if path in FSDP else "again.json")
     trace.convert(target)
     again = thence.open(target)
     assert_same_tables(trace.recorded, again.recorded)
@@ -70,7 +69,7 @@ def test_reading_back_collectives_of_kernels_and_ops(tmp_path: Path) -> None:
 
 
 def test_several_ranks_in_one_file_are_told_apart_again(tmp_path: Path) -> None:
-    trace = shared(*FSDP)
+    trace = shared(*FSDP[:2])
     trace.convert(tmp_path / "all.json", clocks="recorded")
     again = thence.open(tmp_path / "all.json")
     for table in ("gpu", "host", "threads"):
@@ -89,7 +88,7 @@ def test_corrected_clocks_are_said_in_the_file(tmp_path: Path) -> None:
     assert len(offsets) == len(said["clock_corrections_ns"]) > 0
     assert rule.startswith("durations are as recorded")
     assert document(trace, "recorded")["thence"]["clock_corrections_ns"] == {}
-    assert document(shared(*FSDP))["thence"]["clock_corrections_ns"] == {}  # one host
+    assert document(shared(*FSDP[:2]))["thence"]["clock_corrections_ns"] == {}  # one host
 
 
 def test_events_are_what_viewers_expect(tmp_path: Path) -> None:
