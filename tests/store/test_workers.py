@@ -7,8 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,7 +20,7 @@ from stores import kill_worker_always, kill_worker_once, settings, stored
 from thence.errors import MissingRequirement
 from thence.store import workers as workers_module
 from thence.store.ingest import ingest, sources_of
-from thence.store.task import Job
+from thence.store.task import Job, Outcome
 from thence.store.workers import LocalWorkers, RayWorkers, Workers
 
 if TYPE_CHECKING:
@@ -61,6 +63,26 @@ def test_a_job_that_kills_its_worker_is_given_up_alone(tmp_path: Path) -> None:
     assert lost.why == "lost"
     assert lost.reason is not None
     assert "is there enough memory?" in lost.reason
+
+
+class BreaksBetweenJobs(Executor):
+    """A pool of which a process dies after the first job was given to it; that job never ends."""
+
+    def __init__(self) -> None:
+        self._given = False
+
+    def submit(self, *_job: Any) -> Future[Any]:  # type: ignore[override]
+        if self._given:
+            raise BrokenProcessPool
+        self._given = True
+        return Future()
+
+
+def test_a_job_that_ran_when_its_pool_broke_is_run_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pools = iter([BreaksBetweenJobs(), ThreadPoolExecutor(1), ThreadPoolExecutor(1)])
+    monkeypatch.setattr(workers_module, "_pool", lambda _: next(pools))
+    outcomes = LocalWorkers(2).run(lambda job: Outcome(job.source, folder="a"), jobs(tmp_path, 2))
+    assert [(o.source, o.reason) for o in outcomes] == [(str(path), None) for path in FSDP[:2]]
 
 
 def test_without_ray_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
