@@ -25,18 +25,25 @@ def write_table(frame: pl.DataFrame, path: Path, compression: Literal["lz4", "zs
     """
     try:
         with path.open("wb") as file:
-            frame.write_parquet(cast("IO[bytes]", _NoDescriptor(file)), compression=compression)
-    except pl.exceptions.ComputeError as error:
-        raise os_error(error, path) from error
+            target = _NoDescriptor(file)
+            try:
+                frame.write_parquet(cast("IO[bytes]", target), compression=compression)
+            except pl.exceptions.ComputeError as error:
+                raise target.error or os_error(error, path) from error
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 class _NoDescriptor(io.RawIOBase):
-    """A file without a descriptor, which Polars would copy and close itself."""
+    """A file without a descriptor, which Polars would copy and close itself.
+
+    Attributes:
+        error: what the system said of the first write that failed; Polars keeps at most its text.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
+        self.error: OSError | None = None
 
     def writable(self) -> bool:
         return True
@@ -44,5 +51,6 @@ class _NoDescriptor(io.RawIOBase):
     def write(self, content: bytes) -> int:  # type: ignore[override]
         try:
             return self._file.write(content)
-        except OSError as error:  # Polars keeps the text alone
-            raise OSError(f"(os error {error.errno})") from error
+        except OSError as error:
+            self.error = self.error or error
+            raise
