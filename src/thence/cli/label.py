@@ -145,11 +145,12 @@ def command(
     else:
         trace = recorded
         if page is None and not trace.graph_coverage.labelled:
-            named = trace.tables.places["op_name"].is_not_null().any()
-            others = ("thence report --by op_name shows what JAX named itself", *trace.meta.warnings)
+            advice = trace.meta.warnings
+            if trace.tables.places["op_name"].is_not_null().any():
+                advice = ("thence report --by op_name shows what JAX named itself", *advice)
             raise MissingData(
                 f"{', '.join(inputs.paths)}: there are no matching labels next to it; name them "
-                "with --labels, or an eager run with --eager" + "".join(f"; {text}" for text in others[not named :])
+                "with --labels, or an eager run with --eager" + "".join(f"; {text}" for text in advice)
             )
     graph = None if page is None else trace.replayed_graph(graph_id)
     if output is not None:
