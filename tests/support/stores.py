@@ -91,7 +91,7 @@ def wait_while_writing(job: Job) -> Outcome:
     return ingest_one(job)
 
 
-def _wait(_frame: object, path: Path, _compression: str) -> None:
+def _wait(_frame: object, path: Path) -> None:
     path.write_bytes(b"PAR1")
     sys.stderr.write(f"started {os.getpid()}\n")
     sys.stderr.flush()

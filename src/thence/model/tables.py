@@ -599,6 +599,11 @@ class Device:
     """Name of the machine that it is in."""
 
 
+def copies_or_sets(gpu: pl.DataFrame) -> pl.Series:
+    """Which activities copy or set memory."""
+    return (gpu["kind"] == "memcpy") | (gpu["kind"] == "memset")
+
+
 def named_inputs(inputs: Sequence[str]) -> str:
     """The names of inputs for a sentence or a title; of more than three, the first two and the number of the others."""
     if len(inputs) <= _MAX_NAMED:

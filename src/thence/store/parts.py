@@ -120,7 +120,7 @@ def write_tables(trace: Attributed, folder: Path, *, host: bool) -> None:
     for name, frame in (tables | _modules(trace)).items():
         if frame.height:
             stored = frame.with_columns(pl.col(pl.Enum).cast(pl.Categorical()))
-            write_table(stored, folder / f"{name}.parquet", "lz4")
+            write_table(stored, folder / f"{name}.parquet")
 
 
 def _without_host(trace: Attributed) -> Attributed:
@@ -319,7 +319,7 @@ def _join(root: Path, entries: Sequence[Entry], target: Path, name: str) -> None
                 joined = pl.concat(plans).collect()
             else:  # much faster
                 joined = plan.collect()
-        write_table(joined, target / summary / name, "lz4")
+        write_table(joined, target / summary / name)
 
 
 def summary_folders(root: Path, names: Sequence[str]) -> list[Path]:

@@ -130,7 +130,7 @@ def _written(job: Job, trace: Attributed, was: Fingerprint, began: float) -> str
         facts = encode_facts(Facts(trace.meta, soundness, trace.own, trace.installed))
         atomic_write(unfinished / FACTS, facts)
         for name, frame in summaries_of(trace, soundness).items():
-            write_table(frame, unfinished / summary_file(name), "lz4")
+            write_table(frame, unfinished / summary_file(name))
         part = Part(
             source=without_credentials(job.source),
             fingerprint=was,

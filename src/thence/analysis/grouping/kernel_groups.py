@@ -28,6 +28,7 @@ import polars as pl
 from thence.errors import UsageError
 from thence.model.attributed import of_each_activity
 from thence.model.columns import name_codes, row_numbers
+from thence.model.tables import copies_or_sets
 from thence.model.trees import numbered
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def kernel_groups(trace: Attributed, patterns: Patterns) -> pl.Series:
         {
             "user": _of_user(trace, patterns),
             "described": described[:-1],
-            "copied": (gpu["kind"] == "memcpy") | (gpu["kind"] == "memset"),
+            "copied": copies_or_sets(gpu),
             "named": _of_names(trace).cast(groups),
             "computed": _of_opcodes(trace).cast(groups),
         }

@@ -353,7 +353,7 @@ def _stray(evidence: Evidence) -> pl.DataFrame:
     alone &= np.isin(gpu["rank"].to_numpy(), list(evidence.launching_ranks))
     launched = gpu[["rank", "device", "name", "start", "duration", "correlation"]][np.flatnonzero(alone)]
     if launched.is_empty():
-        return launched
+        return launched.hstack([pl.Series("single", [], dtype=pl.Boolean)])
     ids = evidence.calls.lazy().filter(pl.col("correlation") > 0)
     first = ids.group_by("rank").agg(low=pl.col("correlation").min())
     return (

@@ -18,6 +18,7 @@ from thence.analysis.grouping.kernel_groups import COMMUNICATION, Patterns, kern
 from thence.analysis.no_device_work import no_device_work
 from thence.model.intervals import reached_before
 from thence.model.kernel_names import short_names
+from thence.model.tables import copies_or_sets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -150,7 +151,7 @@ def shown_activities(trace: Attributed, alignment: Alignment | None) -> pl.DataF
     """
     group = kernel_groups(trace, _NO_PATTERNS)
     communication = group.cast(pl.String) == COMMUNICATION
-    copies = trace.gpu["kind"].is_in(["memcpy", "memset"])
+    copies = copies_or_sets(trace.gpu)
     shift = alignment.shift() if alignment else pl.lit(0)
     recorded_stream = pl.when(pl.col("kind") != "thunk").then("stream")
     return trace.gpu.select(

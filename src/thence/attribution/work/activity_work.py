@@ -26,6 +26,7 @@ from thence.model.columns import at_once, name_codes, values_or
 from thence.model.intervals import NO_ROW
 from thence.model.names import ON_DEVICE, among, distinct_names, matching
 from thence.model.peaks import DTYPES
+from thence.model.tables import copies_or_sets
 from thence.model.trees import numbered, numbered_together
 
 if TYPE_CHECKING:
@@ -63,8 +64,7 @@ def activity_work(trace: Attributed) -> pl.DataFrame:
     """
     if trace.work is not None:
         return trace.work
-    kind = trace.gpu["kind"]
-    copied = ((kind == "memcpy") | (kind == "memset")).alias("copied")
+    copied = copies_or_sets(trace.gpu).alias("copied")
     activities = trace.gpu[["duration", "bytes", "name"]].hstack([copied, _types(data_types(trace)).alias("dtype")])
     every = {
         "said": said_work(trace),

@@ -34,7 +34,7 @@ def write_parquet(timeline: Timeline, folder: Path) -> None:
     trace = timeline.trace
     for name in _TABLES:
         frame: pl.DataFrame = timeline.counters if name == "counters" else getattr(trace, name)
-        write_table(frame, folder / f"{name}.parquet")
+        write_table(frame, folder / f"{name}.parquet", "zstd")
     if timeline.inside:
         launches = [
             phases.ranges.select(
@@ -47,7 +47,7 @@ def write_parquet(timeline: Timeline, folder: Path) -> None:
             )
             for number, phases in enumerate(timeline.inside)
         ]
-        write_table(pl.concat(launches), folder / _INSIDE)
+        write_table(pl.concat(launches), folder / _INSIDE, "zstd")
     facts = dataclasses.asdict(trace.meta)
     facts |= {"clock_corrections_ns": {str(r): ns for r, ns in timeline.corrections.items()}}
     facts |= {"clocks": list(timeline.notes)}
