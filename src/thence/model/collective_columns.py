@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from thence.model.collectives import NUMBERS, TEXTS
+from thence.model.columns import nullable, values_or
 from thence.model.tables import COLLECTIVES, DESCRIBED, GRAPH_PLACES
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from thence.model.collectives import Collective
 
 _INT32 = ("group_size", "source_rank", "destination_rank")
+_LIMITS = np.array([[1 << 31 if name in _INT32 else 1 << 62] for name in NUMBERS])
 _MAX_ELEMENTS = 1 << 50
 _UNKNOWN = -1
 # Bytes per element, by the names that c10::ScalarType prints (c10/core/ScalarType.h).
@@ -35,8 +37,8 @@ _ELEMENT_BYTES = {
 }  # fmt: skip
 
 
-def described(raw: Mapping[str, Any]) -> pl.DataFrame:
-    """The columns of `thence.model.tables.COLLECTIVES` that describe a collective, including ``bytes``.
+def described(raw: Mapping[str, Any]) -> dict[str, pl.Series]:
+    """The columns of `thence.model.tables.COLLECTIVES` that describe a collective, with ``bytes``; no empty texts.
 
     ``bytes`` is the message size: the size of one rank's input, or of its output for a reduce-scatter.
 
@@ -44,35 +46,30 @@ def described(raw: Mapping[str, Any]) -> pl.DataFrame:
         raw: the columns `TEXTS` and `NUMBERS` by name, each a sequence with one value per row. Empty text, negative
             numbers and impossibly large numbers become null.
     """
-    texts = {name: pl.Series([text or None for text in raw[name]], dtype=pl.String) for name in TEXTS}
-    numbers = {name: _known_numbers(raw[name], name) for name in NUMBERS}
+    texts = {name: [text or None for text in raw[name]] for name in TEXTS}
+    numbers = np.stack([_integers(raw[name]) for name in NUMBERS])
+    known = np.where((numbers >= 0) & (numbers < _LIMITS), numbers, _UNKNOWN)
+    columns = dict(zip(NUMBERS, known, strict=True))
     for name in ("in_elements", "out_elements"):
-        numbers[name] = np.minimum(numbers[name], _MAX_ELEMENTS)
+        columns[name] = np.minimum(columns[name], _MAX_ELEMENTS)
     scatters = np.array(["reduce_scatter" in (text or "") for text in texts["collective"]], np.bool_)
-    size = [_ELEMENT_BYTES.get((t or "").removeprefix("torch."), _UNKNOWN) for t in texts["element_type"]]
-    element, moved = np.array(size, np.int64), np.where(scatters, *(
-        numbers[name] for name in ("out_elements", "in_elements")
-    ))  # fmt: skip
-    numbers["bytes"] = np.where((element < 0) | (moved < 0), _UNKNOWN, moved * element)
-    columns = texts | {name: _nullable(values) for name, values in numbers.items()}
-    return pl.DataFrame([columns[name].alias(name).cast(COLLECTIVES.schema[name]) for name in DESCRIBED])
+    size = [_ELEMENT_BYTES.get((text or "").removeprefix("torch."), _UNKNOWN) for text in texts["element_type"]]
+    element, moved = np.array(size, np.int64), np.where(scatters, columns["out_elements"], columns["in_elements"])
+    columns["bytes"] = np.where((element < 0) | (moved < 0), _UNKNOWN, moved * element)
+    given = {name: pl.Series(values, dtype=pl.String) for name, values in texts.items() if any(values)}
+    return given | {name: nullable(values, values == _UNKNOWN) for name, values in columns.items()}
 
 
-def _known_numbers(values: Any, name: str) -> npt.NDArray[np.int64]:
-    """The numbers of a column of `NUMBERS`, `_UNKNOWN` for those that are missing, negative or impossibly large."""
-    known = values
-    if not isinstance(values, np.ndarray) or values.dtype != np.int64:
-        column = pl.Series(values, strict=False).cast(pl.Int64)
-        known = (column.fill_null(_UNKNOWN) if column.null_count() else column).to_numpy()
-    most = 1 << 31 if name in _INT32 else 1 << 62
-    return np.where((known >= 0) & (known < most), known, _UNKNOWN)
+def _integers(values: Any) -> npt.NDArray[np.int64]:
+    """The numbers of a column of `NUMBERS`, `_UNKNOWN` for those that are missing."""
+    if isinstance(values, np.ndarray) and values.dtype == np.int64:
+        return values
+    return values_or(pl.Series(values, strict=False).cast(pl.Int64), _UNKNOWN)
 
 
-def _nullable(values: npt.NDArray[np.int64]) -> pl.Series:
-    """The numbers as a column, null where they are `_UNKNOWN`."""
-    unknown = values == _UNKNOWN
-    column = pl.Series(values)
-    return column.set(pl.Series(unknown), None) if unknown.any() else column
+def described_frame(raw: Mapping[str, Any]) -> pl.DataFrame:
+    """As `described`, with all columns of `DESCRIBED`."""
+    return COLLECTIVES.frame(described(raw)).select(DESCRIBED)
 
 
 def described_structs(collectives: Sequence[Collective | None]) -> pl.Series:
@@ -83,7 +80,7 @@ def described_structs(collectives: Sequence[Collective | None]) -> pl.Series:
         for names, dtype in ((TEXTS, pl.String), (NUMBERS, pl.Int64))
         for name in names
     }
-    structs = described(columns).to_struct().cast(GRAPH_PLACES.schema["collective"])
+    structs = described_frame(columns).to_struct().cast(GRAPH_PLACES.schema["collective"])
     number = iter(range(len(descriptions)))
     rows = [None if collective is None else next(number) for collective in collectives]
     return structs.gather(pl.Series(rows, dtype=pl.UInt32))

@@ -1,11 +1,12 @@
-"""Columns of Polars as arrays of NumPy, with a number in the place of null.
+"""Columns of Polars as arrays of NumPy, with a number in the place of null, and arrays as columns.
 
 Most columns have no null, or nothing else: neither needs a query, which costs more than all of a small column.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -37,6 +38,21 @@ def not_null(values: pl.Series) -> Mask:
     if missing in (0, len(values)):
         return np.full(len(values), not missing)
     return values.is_not_null().to_numpy()
+
+
+def nullable(values: Array, missing: Mask) -> pl.Series:
+    """An array as a column of its type, with null where ``missing`` is true."""
+    count = np.count_nonzero(missing)
+    if not count:
+        return pl.Series(values)
+    nulls = _null(values.dtype).new_from_index(0, len(values))
+    return nulls if count == len(values) else nulls.zip_with(pl.Series(missing), pl.Series(values))
+
+
+@cache
+def _null(dtype: np.dtype[Any]) -> pl.Series:
+    """A column of one null, of the type of an array."""
+    return pl.Series(np.zeros(1, dtype)).clear(1)
 
 
 def row_numbers(references: pl.Series) -> Int64:

@@ -151,7 +151,7 @@ class Table:
         Args:
             columns: column name to Series, array or list, all of one length.
         """
-        rows = max((len(values) for values in columns.values()), default=0)
+        rows = len(next(iter(columns.values()), ()))
         if not rows:
             return self.empty()
         return pl.DataFrame(
@@ -196,7 +196,7 @@ class Table:
 
 def _column(name: str, values: Any, dtype: Any) -> pl.Series:
     column = values.alias(name) if isinstance(values, pl.Series) else pl.Series(name, values)
-    return column if column.dtype == dtype else column.cast(dtype)
+    return column.cast(dtype)
 
 
 GPU = Table(

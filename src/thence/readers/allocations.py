@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from thence.model.columns import nullable
 from thence.model.tables import MEMORY, MEMORY_TOTALS
 
 if TYPE_CHECKING:
@@ -50,19 +51,19 @@ def allocations(events: Mapping[str, Any], allocator: str) -> tuple[pl.DataFrame
     sort = np.lexsort((row, seen, rows["device"][row], rows["rank"][row]))
     row, seen = row[sort], seen[sort]
     closed = np.where(seen, following[row], row)
-    device = _known(rows["device"], rows["device"] != HOST_MEMORY)
+    device = nullable(rows["device"], rows["device"] == HOST_MEMORY)
     names = pl.Series([allocator], dtype=pl.Categorical())
     stated = {}
     if "requested" in rows:
-        stated["requested"] = _known(rows["requested"][row], seen & (rows["requested"][row] >= 0))
+        stated["requested"] = nullable(rows["requested"][row], ~seen | (rows["requested"][row] < 0))
     memory = MEMORY.frame(
         {
             "rank": rows["rank"][row],
             "device": device.gather(row),
-            **{name: _known(rows[name][row], seen) for name in ("process", "thread", "start")},
-            "end": _known(rows["start"][closed], closed >= 0),
-            "opened": _known(row, seen),
-            "closed": _known(closed, closed >= 0),
+            **{name: nullable(rows[name][row], ~seen) for name in ("process", "thread", "start")},
+            "end": nullable(rows["start"][closed], closed < 0),
+            "opened": nullable(row, ~seen),
+            "closed": nullable(closed, closed < 0),
             "address": rows["address"][row].astype(np.uint64),
             "bytes": np.abs(rows["bytes"][row]),
             **stated,
@@ -70,7 +71,7 @@ def allocations(events: Mapping[str, Any], allocator: str) -> tuple[pl.DataFrame
         }
     )
     # Less than what is handed out is no size of what is held.
-    reserved = _known(rows["reserved"], rows["reserved"] >= np.maximum(rows["allocated"], 0))
+    reserved = nullable(rows["reserved"], rows["reserved"] < np.maximum(rows["allocated"], 0))
     totals = MEMORY_TOTALS.frame(
         {
             "rank": rows["rank"],
@@ -133,9 +134,3 @@ def _neighbours(rows: Mapping[str, Any]) -> tuple[Int64, Int64]:
     before, following = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
     following[first[same]], before[second[same]] = second[same], first[same]
     return before, following
-
-
-def _known(values: Any, known: Any) -> pl.Series:
-    """The values, with null where they are not known."""
-    column = pl.Series(values)
-    return column if known.all() else column.set(pl.Series(~known), None)

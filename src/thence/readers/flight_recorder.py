@@ -22,7 +22,7 @@ import msgspec
 import polars as pl
 
 from thence.errors import DamagedInput, InputError
-from thence.model.collective_columns import described
+from thence.model.collective_columns import described_frame
 from thence.model.collectives import NUMBERS, TEXTS
 from thence.model.flight_records import CALLS, FlightRecord
 from thence.model.json_fields import Count, NotAsWritten, decoded
@@ -252,7 +252,7 @@ def _calls(calls: Sequence[_Call], members: dict[tuple[str, str], list[int]], fr
     }  # fmt: skip
     facts = {name: pl.Series(name, values, CALLS[name]) for name, values in columns.items()}
     numbers = {name: pl.Series(raw[name], dtype=pl.Int64) for name in NUMBERS}
-    frame = described(raw | numbers).hstack(pl.DataFrame(facts))
+    frame = described_frame(raw | numbers).hstack(pl.DataFrame(facts))
     return frame.select(pl.col(name).cast(dtype) for name, dtype in CALLS.items())
 
 

@@ -11,12 +11,12 @@ Profilers write rows nearly sorted by time, which `in_order` makes use of.
 from __future__ import annotations
 
 import re
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
+from thence.model.columns import nullable
 from thence.model.intervals import NO_ROW, enclosing
 from thence.model.phases import POSITIONS, Position
 from thence.model.server_steps import server_step
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from thence.model.arrays import Array, Int64
+    from thence.model.arrays import Array, Int64, Mask
 
     Column = npt.NDArray[np.generic]
 
@@ -71,24 +71,23 @@ def category_of(recorded: str, name: str) -> str:
     return recorded
 
 
-def positions_of_functions(category: pl.Series) -> pl.Series:
+def positions_of_functions(is_python: Mask) -> pl.Series:
     """Column ``position`` of the host table for profilers whose Python frames carry the line of the function.
 
     Profilers that hook into calls record that line instead of the current one: PyTorch's (``PyFrame_GetLineNumber``
     at the moment of the call, which is the line of ``def``; for functions that were already running when profiling
     began, the line that they had reached) and JAX's (``co_firstlineno``).
+
+    Args:
+        is_python: which ranges are Python frames.
     """
-    python = category == "python"
-    if not python.any():
-        return _no_position().new_from_index(0, len(category))
-    function = pl.lit(Position.FUNCTION.value, pl.Enum(POSITIONS))
-    return pl.select(pl.when(pl.lit(python)).then(function)).to_series()
+    unknown = _POSITIONS.new_from_index(1, len(is_python))
+    if not is_python.any():
+        return unknown
+    return _POSITIONS.new_from_index(0, len(is_python)).zip_with(pl.Series(is_python), unknown)
 
 
-@cache
-def _no_position() -> pl.Series:
-    """A column of one null."""
-    return pl.Series([None], dtype=pl.Enum(POSITIONS))
+_POSITIONS = pl.Series([Position.FUNCTION.value, None], dtype=pl.Enum(POSITIONS))
 
 
 def ranges_among_ops(ops: Iterable[str], operators: Iterable[str], ranges: Iterable[str]) -> set[str]:
@@ -168,8 +167,7 @@ def host_parents(track: Column, category: Column, start: Int64, duration: Int64)
 
 def parent_column(parent: Int64) -> pl.Series:
     """Column ``parent`` of `HOST`: Int32, null for outermost rows."""
-    column = pl.Series("parent", parent.astype(np.int32))
-    return column.set(column == NO_ROW, None)
+    return nullable(parent.astype(np.int32), parent == NO_ROW).alias("parent")
 
 
 def in_order(

@@ -87,7 +87,7 @@ def host_table(space: XSpace, rank: int, process: int) -> pl.DataFrame:
             "start": ranges["start"],
             "duration": ranges["duration"],
             "correlation": ranges["correlation"],
-            "position": positions_of_functions(ranges["category"]),
+            "position": positions_of_functions((ranges["category"] == "python").to_numpy()),
             "parent": parent_column(parent),
         }
     )

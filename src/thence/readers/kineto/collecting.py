@@ -77,10 +77,10 @@ def _numbered(values: Iterable[Any], numbers: dict[Any, int]) -> Array:
 
 
 class _GrowingArray:
-    """An array that grows at its end, piece by piece, without keeping the pieces.
+    """An array that grows at its end, piece by piece, without keeping the pieces after the first.
 
     Capacity that is not used yet is never written to, so the operating system does not allocate pages
-    for it.
+    for it. Most files are one piece, whose array is taken as it is.
     """
 
     def __init__(self) -> None:
@@ -93,13 +93,14 @@ class _GrowingArray:
         Args:
             share: estimated final number of rows, as a multiple of the rows so far (including ``values``).
         """
+        if self._room is None:
+            self._room, self._used = values, len(values)
+            return
         needed = self._used + len(values)
-        if self._room is None or needed > len(self._room):
+        if needed > len(self._room):
             growth = min(max(_SPARE * share, _MIN_GROWTH), _MAX_GROWTH)
-            size = max(int(needed * growth), _FIRST_ROWS)
-            larger = np.empty((size, *values.shape[1:]), values.dtype)
-            if self._room is not None:
-                larger[: self._used] = self.rows
+            larger = np.empty((max(int(needed * growth), _FIRST_ROWS), *values.shape[1:]), values.dtype)
+            larger[: self._used] = self.rows
             self._room = larger
         self._room[self._used : needed] = values
         self._used = needed

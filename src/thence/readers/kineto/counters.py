@@ -77,7 +77,7 @@ def counters_of(
         used: rank and device of every device with activities.
         rank: of devices without.
     """
-    if not len(values["value"]):
+    if not values or not len(values["value"]):
         return COUNTERS.empty(), {}
     frame = pl.DataFrame(values)
     metrics = names.gather(frame["name"].unique(maintain_order=True))

@@ -85,8 +85,12 @@ class Envelope:
             DamagedInput: there is no array of events, or an event of over 16 MB.
         """
         self._find_events()
-        self._fill(_READ_BYTES)
-        separator = find_separator(self._buffer[:_READ_BYTES])
+        if self._fill(_READ_BYTES):
+            yield from self._whole_pieces(find_separator(self._buffer[:_READ_BYTES]))
+        yield from self._last_piece()
+
+    def _whole_pieces(self, separator: bytes | None) -> Iterator[Piece]:
+        """The pieces before the last one."""
         if self.source.plain and separator is not None:
             yield from self._peeked_pieces(separator)
         while self._fill(PIECE_BYTES):
@@ -100,7 +104,6 @@ class Envelope:
             end, following = cut
             yield Piece(self._offset, end, self._buffer[:end], self._annotated)
             self._drop(following)
-        yield from self._last_piece()
 
     def _peeked_pieces(self, separator: bytes) -> Iterator[Piece]:
         """Pieces of a plain file, without their bytes: reads only a window of the file before each cut.

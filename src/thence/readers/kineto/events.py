@@ -277,6 +277,7 @@ def decode(piece: bytes | memoryview, *, annotated: bool = False) -> Columns:
         ``memory.*``: changes of allocated memory, and allocations that failed (``kind``: index in `MEMORY_EVENTS`).
         ``counter.*``: values of hardware counters, with the ``device`` and the ``start`` of their sample.
         ``thread.*``: named threads. ``categories``: the categories that occur.
+        A table without rows may have no columns.
         ``events``, ``damaged``, ``timeless``, ``unpaired``: number of all events, and of events that are
         left out because they could not be read, had no start, or were begin/end events.
     """
@@ -337,9 +338,12 @@ def _columns(rows: Rows, damaged: int, *, annotated: bool) -> Columns:
             gpu.rows.texts, *(columns[f"gpu.{name}"] for name in ("lane", "graph", "node"))
         )
     columns |= _prefixed("host", _common(host, names, lanes) | _host(host, names))
-    columns |= _prefixed("flow", _flows(rows.chosen(np.flatnonzero(numbers == _FLOW)), lanes))
-    columns |= _prefixed("waiting", _waiting(rows.chosen(np.flatnonzero(numbers == _WAITS))))
-    columns |= _prefixed("memory", _memory(rows.chosen(np.flatnonzero(numbers == _INSTANTS)), lanes))
+    if len(flows := rows.chosen(np.flatnonzero(numbers == _FLOW))):
+        columns |= _prefixed("flow", _flows(flows, lanes))
+    if len(waits := rows.chosen(np.flatnonzero(numbers == _WAITS))):
+        columns |= _prefixed("waiting", _waiting(waits))
+    if len(instants := rows.chosen(np.flatnonzero(numbers == _INSTANTS))):
+        columns |= _prefixed("memory", _memory(instants, lanes))
     columns |= _prefixed("counter", counters)
     columns |= _prefixed("thread", _threads(others, lanes))
     columns |= _prefixed("collective", _collectives({"gpu": gpu.rows, "host": host.rows}))
@@ -477,7 +481,9 @@ def _counters(others: Rows, names: _Codes) -> tuple[Columns, int]:
     sample and counter, whose process is a text that names the device.
     """
     phase, phases = others.coded("ph")
-    rows = others.chosen(np.flatnonzero(np.array([text == "C" for text in phases], np.bool_)[phase]))
+    if "C" not in phases:
+        return {}, 0
+    rows = others.chosen(np.flatnonzero(phase == phases.index("C")))
     process, processes = rows.coded("pid")
     category, categories = rows.coded("cat")
     named = np.array([isinstance(pid, str) for pid in processes], np.bool_)[process]
@@ -517,6 +523,8 @@ def _counted_device(process: int | str) -> int:
 
 def _threads(others: Rows, lanes: _Codes) -> Columns:
     labelled = others.chosen(others.given("label"))
+    if not len(labelled):
+        return {}
     is_name = [e.ph == "M" and e.name == "thread_name" and isinstance(e.args.label, str) for e in labelled.events()]
     named = labelled.chosen(np.flatnonzero(is_name))
     return {"lane": _lane(named, lanes), "name": [str(event.args.label) for event in named.events()]}
@@ -530,6 +538,8 @@ def _collectives(tables: dict[str, Rows]) -> Columns:
         described += [event.args for event in events.chosen(rows).events()]
         for other in tables:
             columns[other] += rows.tolist() if other == table else [-1] * len(rows)
+    if not described:
+        return {}
     result: Columns = {name: np.array(rows, np.int64) for name, rows in columns.items()}
     for name, field in _COLLECTIVE_FIELDS.items():
         values = map(attrgetter(field), described)
@@ -543,6 +553,8 @@ def _collectives(tables: dict[str, Rows]) -> Columns:
 def _graph_label_columns(gpu: Rows) -> Columns:
     """Labels of graphed activities from a file that thence wrote."""
     labelled = [(row, event.args) for row, event in _events_with(gpu, "label_rule")]
+    if not labelled:
+        return {}
     rows = [row for row, arg in labelled if type(arg.label_rule) is str]
     args = [arg for _, arg in labelled if type(arg.label_rule) is str]
     result: Columns = {name: [_text_or_empty(getattr(arg, key)) for arg in args] for name, key in _LABEL_FIELDS.items()}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
+from thence.model.columns import nullable
 from thence.model.tables import MEMORY_FAILURES
 from thence.readers.allocations import HOST_MEMORY, allocations
 from thence.readers.kineto.event_structs import MISSING
@@ -31,7 +32,7 @@ def memory_tables(events: dict[str, Any], lanes: Lanes) -> tuple[dict[str, Any],
     Args:
         events: columns ``memory.*`` of `thence.readers.kineto.events.decode`.
     """
-    if not len(events["kind"]):
+    if not events or not len(events["kind"]):
         return {}, []
     on_host = events["device_type"] == _OF_HOST
     device = np.where(on_host, HOST_MEMORY, events["device_id"])
@@ -73,8 +74,7 @@ def _sizes(values: Array, least: int) -> Array:
 
 def _failures(columns: dict[str, Any], totals: pl.DataFrame) -> pl.DataFrame:
     """Rows of `MEMORY_FAILURES`."""
-    known = {name: pl.Series(columns[name]) for name in ("device", "allocated", "reserved")}
-    known = {name: values.set(values < 0, None) for name, values in known.items()}
+    known = {name: nullable(columns[name], columns[name] < 0) for name in ("device", "allocated", "reserved")}
     frame = MEMORY_FAILURES.frame(
         {
             **{name: columns[name] for name in ("rank", "process", "thread", "start", "bytes")},

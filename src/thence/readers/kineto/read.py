@@ -44,7 +44,7 @@ from thence.units import several
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from thence.model.arrays import Array
+    from thence.model.arrays import Array, Mask
     from thence.readers.kineto.envelope import Envelope
     from thence.readers.source import Source
 
@@ -119,14 +119,14 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         *(f"{source.name}: {text}" for text in _warnings(columns, gpu, host, lanes)),
     ]
     gpu_order, host_order = _gpu_order(gpu), _host_order(host, lanes)
-    flows, threads, moved = (of_table.pop(name) for name in ("flow", "thread", "collective"))
-    places, sentences = graph_places(of_table.pop("joined"), annotated, gpu_order)
-    on_host = np.isin(threads["lane"], _distinct(host["lane"], len(columns["lanes"])))
+    flows, threads, moved = (of_table.pop(name, {}) for name in ("flow", "thread", "collective"))
+    places, sentences = graph_places(of_table.pop("joined", {}), annotated, gpu_order)
+    on_host = _occurring(host["lane"], len(columns["lanes"]))
     calls = waiting_calls(host, host_order, columns["names"])
-    of_memory, more = memory_tables(of_table.pop("memory"), lanes)
+    of_memory, more = memory_tables(of_table.pop("memory", {}), lanes)
     warnings += [f"{source.name}: {text}" for text in (*sentences, *more)]
     ran_on = describe.accelerator(metadata, columns["categories"], columns["names"])
-    counters, counted = counters_of(of_table.pop("counter"), names, used := _used_devices(gpu, gpu_order), rank)
+    counters, counted = counters_of(of_table.pop("counter", {}), names, used := _used_devices(gpu, gpu_order), rank)
     tables = Tables(
         gpu=gpu_frame(gpu, gpu_order, names),
         host=host_frame(host, host_order, lanes, names, flows),
@@ -145,7 +145,7 @@ def read(source: Source, progress: Callable[[int], None]) -> Tables:
         losses=lost,
         ranks_stated=stated is not None,
     )
-    said = waiting_facts(of_table.pop("waiting"), np.unique(gpu["rank"]).tolist())
+    said = waiting_facts(of_table.pop("waiting", {}), np.unique(gpu["rank"]).tolist())
     _give_back(source)
     return with_waiting(dataclasses.replace(tables, meta=meta, counters=counters, **of_memory), said, calls)
 
@@ -168,7 +168,7 @@ def _give_back(source: Source) -> None:
 
 
 def _tables(columns: Arrays) -> dict[str, Arrays]:
-    """Removes the columns of all tables, and returns those of each, so that each can be freed after use."""
+    """Removes the columns of all tables, and returns those of each that has any, so that they are freed after use."""
     tables: dict[str, Arrays] = {}
     for key in list(columns):
         table, dot, name = key.partition(".")
@@ -229,9 +229,14 @@ def _categories(host: Arrays, names: list[str]) -> Array:
 
 def _distinct(numbers: Array, count: int) -> Array:
     """The distinct numbers, all below ``count``, ascending; much faster than `np.unique` for many rows."""
+    return np.flatnonzero(_occurring(numbers, count))
+
+
+def _occurring(numbers: Array, count: int) -> Mask:
+    """Which numbers below ``count`` occur."""
     occurs = np.zeros(count, np.bool_)
     occurs[numbers] = True
-    return np.flatnonzero(occurs)
+    return occurs
 
 
 def _labels_among_ops(host: Arrays, names: list[str]) -> Array:

@@ -180,11 +180,13 @@ class _Scan:
 
     def _decoded(self, name: str) -> dict[int, Any]:
         """The value of each text that a field has, by its number."""
-        column = self._columns.get(name, np.empty(0, np.int32))
+        default = {_NO_NUMBER: _FIELDS[name].default}
+        if (column := self.column(name)) is None:
+            return default
         _, used = self.in_order(column)
         numbers = used[used != _NO_NUMBER]
         values = _distinct_values[name].decode(b"[" + b",".join(self._texts_of(numbers)) + b"]")
-        return dict(zip(numbers.tolist(), values, strict=True)) | {_NO_NUMBER: _FIELDS[name].default}
+        return dict(zip(numbers.tolist(), values, strict=True)) | default
 
     def _null(self) -> int:
         """The number of the text ``null``; one that no text has if there is none."""

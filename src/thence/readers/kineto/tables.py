@@ -33,6 +33,7 @@ import polars as pl
 
 from thence.model.collective_columns import described, described_structs
 from thence.model.collectives import KINETO_KEYS
+from thence.model.columns import nullable
 from thence.model.graph_labels import MODULE_KEYS
 from thence.model.intervals import NO_ROW
 from thence.model.json_fields import JsonInt64, NotAsWritten, decoded
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from thence.model.arrays import Array, Int64
+    from thence.model.arrays import Array, Int64, Mask
     from thence.model.graph_labels import Label
     from thence.readers.kineto.ranks import Lanes
 
@@ -65,8 +66,8 @@ _INTEGER, _REAL = (re.compile(r"-?(?:0|[1-9][0-9]{0,17})"), re.compile(r"-?[0-9]
 _CONSTANTS = {"True": True, "False": False, "None": None}
 _RARE_COLUMNS = ("kernel", "metadata", "inputs")
 """Text columns that are empty in most files."""
-_SORTED_LAST = np.iinfo(np.int64).max
-"""Sorts after all rows."""
+_LARGEST = np.iinfo(np.int64).max
+"""The largest int64; as a row number it sorts after all rows."""
 _GRAPH_REASONS = [code for code in REASONS if code.startswith("graph")]
 Arrays = dict[str, Any]
 
@@ -109,7 +110,7 @@ def _by_flow(ops: dict[str, Any], flows: dict[str, Any]) -> tuple[Int64, Int64]:
     Each end of an arrow is matched to the op that begins at the same time on the same thread, the
     innermost op if there are several.
     """
-    if not len(flows["id"]) or not len(ops["row"]):
+    if not flows or not len(ops["row"]):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     op_key, flow_key = _sequence_keys(ops, flows)
     op_before = np.searchsorted(op_key, flow_key, side="right") - 1
@@ -316,8 +317,8 @@ def gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
         "duration": sorted_gpu["duration"],
         "correlation": _integers(sorted_gpu["correlation"]),
         "external": _integers(sorted_gpu["external"]),
-        "graph": _without(graph, graph == 0),
-        "node": _without(node, (node == 0) & (graph == 0)),
+        "graph": nullable(graph, graph == 0),
+        "node": nullable(node, (node == 0) & (graph == 0)),
         "grid": _triples(sorted_gpu["grid"]),
         "block": _triples(sorted_gpu["block"]),
         "registers": _integers(sorted_gpu["registers"], 0, (1 << 31) - 1),
@@ -327,25 +328,16 @@ def gpu_frame(gpu: Arrays, order: Array, names: pl.Series) -> pl.DataFrame:
     return GPU.frame(columns)
 
 
-def _integers(values: Array, low: int = MISSING + 1, high: int = (1 << 63) - 1) -> pl.Series:
+def _integers(values: Array, low: int = MISSING + 1, high: int = _LARGEST) -> pl.Series:
     """The values, with null for values that are missing or outside the possible range."""
-    return _without(values, ~_between(values, low, high))
+    return nullable(values, ~_between(values, low, high))
 
 
-def _between(values: Array, low: int, high: int) -> Array:
-    known: Array = values >= low
-    if high < np.iinfo(values.dtype).max:
+def _between(values: Array, low: int, high: int) -> Mask:
+    known: Mask = values >= low
+    if high < _LARGEST:
         known &= values <= high
     return known
-
-
-def _without(values: Array, missing: Array) -> pl.Series:
-    """The values, with null where a value is missing."""
-    if not missing.any():
-        return pl.Series(values)
-    if missing.all():
-        return _null(pl.Int64).new_from_index(0, len(values))
-    return pl.Series(values).set(pl.Series(missing), None)
 
 
 @functools.cache
@@ -372,11 +364,12 @@ def _gathered(values: pl.Series, numbers: Array) -> pl.Series:
 
 
 def _triples(values: Array) -> pl.Series:
-    valid = np.all((values >= 0) & (values < 1 << 32), axis=1, keepdims=True)
-    array = pl.Series(np.where(valid, values, 0).astype(np.uint32), dtype=pl.Array(pl.UInt32, 3))
-    if valid.all():
-        return array
-    return pl.select(pl.when(pl.lit(pl.Series(valid[:, 0]))).then(pl.lit(array))).to_series()
+    """Three numbers of each row, null where one of them is not a uint32."""
+    impossible = ((values < 0) | (values >= 1 << 32)).any(axis=1)
+    triples = pl.Series(values.astype(np.uint32))
+    if not impossible.any():
+        return triples
+    return triples.clear(1).new_from_index(0, len(triples)).zip_with(pl.Series(impossible), triples)
 
 
 def host_frame(host: Arrays, order: Array, lanes: Lanes, names: pl.Series, flows: Arrays) -> pl.DataFrame:
@@ -393,6 +386,7 @@ def host_frame(host: Arrays, order: Array, lanes: Lanes, names: pl.Series, flows
     parent = host_parents(track, host["category"], host["start"], host["duration"])
     ops, arrows = _numbered_ops(host, rank, track), _placed_flows(flows, rank, lane, track)
     forward = forward_rows(ops, arrows, parent).astype(np.int32)
+    position = positions_of_functions(host["category"] == HOST_CATEGORIES.index("python"))
     del host["forward_thread"], host["lane"]
     shown = pl.Series([shown_name(name) for name in names], dtype=pl.String)
     columns = {
@@ -409,8 +403,9 @@ def host_frame(host: Arrays, order: Array, lanes: Lanes, names: pl.Series, flows
         "sequence": _integers(host.pop("sequence"), 0),
         "parent": parent_column(parent),
         "forward": _integers(forward, 0),
+        "position": position,
     }
-    return HOST.frame(columns | {"position": positions_of_functions(columns["category"])})
+    return HOST.frame(columns)
 
 
 def _texts(names: pl.Series, number: Array) -> pl.Series:
@@ -429,6 +424,8 @@ def _numbered_ops(host: Arrays, rank: Array, track: Array) -> Arrays:
 
 def _placed_flows(flows: Arrays, rank: Array, lane: Array, track: Array) -> Arrays:
     """The arrows, with rank and track instead of lane."""
+    if not flows:
+        return {}
     track_of = np.full(len(rank), -1, np.int64)
     track_of[lane] = track
     return {**flows, "rank": rank[flows["lane"]], "track": track_of[flows["lane"]]}
@@ -436,11 +433,11 @@ def _placed_flows(flows: Arrays, rank: Array, lane: Array, track: Array) -> Arra
 
 def collective_frame(moved: Arrays, gpu_order: Array, host_order: Array) -> pl.DataFrame:
     """Rows of `COLLECTIVES` from the arguments of kernels, or of the host ops that launched them."""
-    if not len(moved["gpu"]):
+    if not moved:
         return COLLECTIVES.empty()
     rows = {"gpu": _places_after(moved["gpu"], gpu_order), "host": _places_after(moved["host"], host_order)}
-    order = np.lexsort([np.where(rows[name] < 0, _SORTED_LAST, rows[name]) for name in ("host", "gpu")])
-    columns = described(moved).to_dict() | {name: _integers(rows[name], 0) for name in rows}
+    order = np.lexsort([np.where(rows[name] < 0, _LARGEST, rows[name]) for name in ("host", "gpu")])
+    columns = described(moved) | {name: _integers(rows[name], 0) for name in rows}
     frame = COLLECTIVES.frame(columns)
     return frame[order] if (np.diff(order) != 1).any() else frame
 
@@ -464,7 +461,9 @@ def waiting_calls(host: Arrays, order: Array, names: list[str]) -> Calls:
     kinds = {number: kind for number, name in enumerate(names) if (kind := kind_of_call(name))}
     if not kinds:
         return Calls(np.empty(0, np.int64), np.empty(0, np.object_))
-    rows = np.flatnonzero(np.isin(host["name"], list(kinds)) & IS_API_CALL[host["category"]])
+    is_kind = np.zeros(len(names), np.bool_)
+    is_kind[list(kinds)] = True
+    rows = np.flatnonzero(is_kind.take(host["name"]) & IS_API_CALL.take(host["category"]))
     calls = [kinds[number] for number in host["name"][rows].tolist()]
     return Calls(_places_after(rows, order), np.array(calls, np.object_))
 
@@ -478,7 +477,7 @@ def waiting_facts(waiting: Arrays, ranks: list[int]) -> pl.DataFrame:
         waiting: columns ``waiting.*`` of `thence.readers.kineto.events.decode`.
         ranks: the ranks that used a device.
     """
-    if len(ranks) != 1 or not len(waiting["correlation"]):
+    if len(ranks) != 1 or not waiting:
         return call_facts()
 
     def known(name: str) -> pl.Series:
@@ -498,12 +497,20 @@ def waiting_facts(waiting: Arrays, ranks: list[int]) -> pl.DataFrame:
 
 
 def threads_frame(threads: Arrays, on_host: Array, lanes: Lanes) -> pl.DataFrame:
-    """The last name of each host thread: Kineto writes the process name first and the thread's own name later."""
-    lane = threads["lane"][on_host]
+    """The last name of each host thread: Kineto writes the process name first and the thread's own name later.
+
+    Args:
+        threads: columns ``thread.*`` of `thence.readers.kineto.events.decode`.
+        on_host: whether each lane has host ranges.
+    """
+    if not threads:
+        return THREADS.empty()
+    named = np.flatnonzero(on_host.take(threads["lane"]))
+    lane = threads["lane"][named]
     keys = np.maximum(lanes.rank[lane], 0), lanes.process[lane], lanes.thread[lane]
     places = {key: row for row, key in enumerate(zip(*(key.tolist() for key in keys), strict=True))}
     last = np.sort(np.fromiter(places.values(), np.int64, len(places)))
-    names = [threads["name"][row] for row in np.flatnonzero(on_host)[last].tolist()]
+    names = [threads["name"][row] for row in named[last].tolist()]
     return THREADS.frame({
         **{name: key[last] for name, key in zip(("rank", "process", "thread"), keys, strict=True)},
         "name": pl.Series(names, dtype=pl.String),
@@ -512,7 +519,7 @@ def threads_frame(threads: Arrays, on_host: Array, lanes: Lanes) -> pl.DataFrame
 
 def graph_places(joined: Arrays, annotated: Written, gpu_order: Array) -> tuple[pl.DataFrame, list[str]]:
     """Labels of graphed activities in the file (written by thence, or else by PyTorch), and warnings."""
-    if not len(joined["gpu"]):
+    if not joined or not len(joined["gpu"]):
         return annotated_places(annotated, lambda rows: _row_after(rows, gpu_order))
     columns = {
         name: pl.Series(values, dtype=pl.String).replace("", None)

@@ -373,7 +373,7 @@ def _collectives_from_table(calls: pl.DataFrame, names: pl.DataFrame) -> pl.Data
     rows = calls.filter(pl.col("collective") > 0)
     raw = {name: _names_of_numbers(rows, name, names).cast(pl.String) for name in TEXTS}
     raw |= {name: rows[name] for name in NUMBERS}
-    collectives = COLLECTIVES.frame({"host": rows["host"], **described(raw).to_dict()})
+    collectives = COLLECTIVES.frame({"host": rows["host"], **described(raw)})
     return collectives.drop_nulls("collective")  # null where the part with its name is damaged
 
 
