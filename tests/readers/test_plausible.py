@@ -331,3 +331,16 @@ def test_names_are_shortened_only_in_the_inputs_whose_rows_refer_to_them_too_oft
     assert [name for name in inputs if shorter[name] is not inputs[name]] == ["b"]
     assert shorter["b"].host["name"].cast(pl.String).str.len_chars().to_list() == [4000, 4000]
     assert [warning.partition(":")[0] for warning in shorter["b"].meta.warnings] == ["b"]
+
+
+def test_the_files_of_a_folder_are_asked_for_too_long_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 characters are allowed here for each file, and 1 for each row; b has 120 on two rows."""
+    monkeypatch.setattr("thence.readers.plausible.MAX_TEXT", 100)
+    monkeypatch.setattr("thence.readers.plausible.MAX_TEXT_PER_ROW", 1)
+    for file, length in (("a", 20), ("b", 60)):
+        written(tmp_path / f"{file}.json", [kernel(1, 0, name="k" * length), kernel(2, 9, name="k" * length)])
+    trace = thence.open(tmp_path)
+    assert [len(name) for name in trace.tables.gpu["name"].to_list()] == [20, 20, 40, 40]
+    assert [warning for warning in trace.meta.warnings if "shortened" in warning] == [
+        f"{tmp_path}/b.json: its longest names are shortened, because rows refer to them too often"
+    ]

@@ -196,12 +196,12 @@ def read(
         DamagedInput: nothing in an input could be read.
     """
     names = [_text_name(str(name)) for name in inputs]
-    of_file: dict[str, Tables] = {}
+    parts: list[Read] = []
     skipped, damaged = [], []
     files, notes = files_of(names, run, add=add)
     older = {} if add else _older(files, expansion)
     beside = NumberedFiles()
-    for name in files:
+    for name, origin in files.items():
         if name in older:
             continue
         try:
@@ -211,7 +211,7 @@ def read(
                 tables = graph_labels.with_annotations_beside(tables, beside, expansion)
                 tables = flight_recorder.with_records_beside(tables, beside, expansion)
                 tables = nccl_inspector.with_records_beside(tables, beside, expansion)
-            of_file[name] = tables
+            parts.append(Read(name, origin, tables))
         except UnknownFormat:
             if name in names:
                 raise
@@ -220,16 +220,21 @@ def read(
             if name in names or not holds_labels(name):
                 raise
             damaged.append(f"{error}; its labels are not used")  # the traces can be read without labels
-    if not of_file:
+    if not parts:
         known = described(skipped[0], b"") if skipped else None
         raise InputError(", ".join(names), known or f"holds no trace; expected one of: {_expected()}")
-    read_parts = [Read(name, files[name], tables) for name, tables in with_affordable_names(of_file).items()]
-    parts, more_notes = one_job(with_snapshots(read_parts), add=add, unread=older)
+    parts, more_notes = one_job(with_snapshots(_affordable(parts)), add=add, unread=older)
     tables = concat([part.tables for part in parts])
     meta = dataclasses.replace(tables.meta, left_out=(*notes, *more_notes))
     tables = dataclasses.replace(tables, meta=meta)
     warnings = [*(f"{name}: not a trace, skipped" for name in skipped), *damaged]
     return graph_labels.with_labels_beside(tables.with_warnings(warnings), beside, expansion)
+
+
+def _affordable(parts: Sequence[Read]) -> list[Read]:
+    """The inputs, as `with_affordable_names` returns their tables."""
+    tables = with_affordable_names({part.file: part.tables for part in parts})
+    return [dataclasses.replace(part, tables=tables[part.file]) for part in parts]
 
 
 def _text_name(name: str) -> str:
