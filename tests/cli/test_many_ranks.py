@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 FEW, MANY = 4, 9
 BLOCKS = {"grid": [8, 1, 1], "block": [128, 1, 1]}
-READING = 2
-"""Queries for each file: whether the names of its two tables of ranges are affordable."""
 
 
 def job(folder: Path, ranks: int) -> Path:
@@ -108,4 +106,4 @@ def test_no_verb_about_ranks_has_a_query_for_each_rank(queries: Queries, tmp_pat
     for verb in (("ranks",), ("report", "--by", "rank"), ("idle",), ("check",)):
         queries.of(*verb, first)  # what is asked once for all traces
         more[verb] = queries.of(*verb, many) - queries.of(*verb, few)
-    assert {verb: count for verb, count in more.items() if count > READING * (MANY - FEW)} == {}
+    assert {verb: count for verb, count in more.items() if count > 0} == {}

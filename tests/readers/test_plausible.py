@@ -24,7 +24,7 @@ from thence.errors import ThenceError
 from thence.inside.files import load
 from thence.model.column_file import DamagedPart, decode
 from thence.model.tables import GPU, HOST, PROGRAMS, Meta, Tables
-from thence.readers.plausible import plausible
+from thence.readers.plausible import plausible, with_affordable_names
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -310,8 +310,37 @@ def test_names_that_too_many_rows_refer_to_are_shortened_and_stay_different() ->
         "start": range(rows), "duration": [1] * rows,
     }  # fmt: skip
     tables = Tables(gpu=GPU.frame(columns), meta=Meta(inputs=("x",), formats=("made",)))
-    narrow = plausible(tables, "x")
+    narrow = with_affordable_names({"x": tables})["x"]
     assert narrow.meta.warnings == ("x: its longest names are shortened, because rows refer to them too often",)
     count = narrow.gpu["name"].cast(pl.String).value_counts(sort=True)
     assert count["count"].to_list() == [6667, 6667, 6666]
     assert sorted(len(name) for name in count["name"]) == [5, 1000, 1000]
+
+
+def test_names_are_shortened_only_in_the_inputs_whose_rows_refer_to_them_too_often() -> None:
+    """16 million characters are allowed for each input, and 1000 for each row; b has 18 million on two rows."""
+    long = "y" * 9_000_000
+
+    def named(*names: str | None) -> Tables:
+        ranges = {"rank": [0] * len(names), "start": [0] * len(names), "duration": [0] * len(names)}
+        return Tables(host=HOST.frame({**ranges, "name": list(names), "inputs": [None] * len(names)}))
+
+    inputs = {"empty": Tables(), "a": named(None, long), "b": named(long, long), "c": named(long)}
+    shorter = with_affordable_names(inputs)
+    assert list(shorter) == list(inputs)
+    assert [name for name in inputs if shorter[name] is not inputs[name]] == ["b"]
+    assert shorter["b"].host["name"].cast(pl.String).str.len_chars().to_list() == [4000, 4000]
+    assert [warning.partition(":")[0] for warning in shorter["b"].meta.warnings] == ["b"]
+
+
+def test_the_files_of_a_folder_are_asked_for_too_long_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 characters are allowed here for each file, and 1 for each row; b has 120 on two rows."""
+    monkeypatch.setattr("thence.readers.plausible.MAX_TEXT", 100)
+    monkeypatch.setattr("thence.readers.plausible.MAX_TEXT_PER_ROW", 1)
+    for file, length in (("a", 20), ("b", 60)):
+        written(tmp_path / f"{file}.json", [kernel(1, 0, name="k" * length), kernel(2, 9, name="k" * length)])
+    trace = thence.open(tmp_path)
+    assert [len(name) for name in trace.tables.gpu["name"].to_list()] == [20, 20, 40, 40]
+    assert [warning for warning in trace.meta.warnings if "shortened" in warning] == [
+        f"{tmp_path}/b.json: its longest names are shortened, because rows refer to them too often"
+    ]

@@ -89,7 +89,7 @@ def concat(parts: Sequence[Tables]) -> Tables:
         left_out=tuple(x for m in metas for x in m.left_out),
         notes=tuple(x for m in metas for x in m.notes),
         losses=(*(x for m in metas for x in m.losses), *losses),
-        ranks_stated=all(part.meta.ranks_stated for part in parts if part.ranks),
+        ranks_stated=all(part.meta.ranks_stated or not part.ranks for part in parts),
     )
     return Tables(
         **frames, hlo=hlo, graph_labels=labels, flight_records=records, inspector_records=inspected, meta=meta
@@ -113,7 +113,8 @@ def _joined(
         offsets: number that is added to a column of row numbers, for each input.
     """
     heights = [frame.height for frame in frames]
-    joined = pl.concat(frames, rechunk=len(frames) > _MAX_CHUNKS)
+    filled = [frame for frame in frames if frame.height] or frames[:1]
+    joined = pl.concat(filled, rechunk=len(filled) > _MAX_CHUNKS)
     added = {column: np.array(values, np.int32) for column, values in offsets.items()}
     added |= {column: np.array(shifts) for column in _TIMES if column in joined.columns}
     return joined.with_columns(
@@ -132,10 +133,11 @@ def moved(frame: pl.DataFrame, shift_ns: int, offsets: Mapping[str, int]) -> pl.
 
 
 def _distinct_ranks(parts: Sequence[Tables]) -> tuple[list[Tables], list[str]]:
-    numbers = rank_numbers([(tuple(part.ranks), part.meta.ranks_stated) for part in parts])
+    held = [tuple(part.ranks) for part in parts]
+    numbers = rank_numbers([(ranks, part.meta.ranks_stated) for ranks, part in zip(held, parts, strict=True)])
     result, warnings = [], []
-    for part, ranks in zip(parts, numbers, strict=True):
-        new = {old: number for old, number in zip(part.ranks, ranks, strict=True) if old != number}
+    for part, old_ranks, ranks in zip(parts, held, numbers, strict=True):
+        new = {old: number for old, number in zip(old_ranks, ranks, strict=True) if old != number}
         if new:
             shown = ", ".join(f"rank {old} is shown as rank {number}" for old, number in new.items())
             warnings.append(f"{part.meta.named}: rank already taken by another input; {shown}")

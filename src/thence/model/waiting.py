@@ -171,12 +171,10 @@ def _tables_of_names(
     of_events = np.array([kind in _EVENT_CALLS for kind in kinds], np.bool_)
 
     def columns(chosen: npt.NDArray[np.bool_]) -> dict[str, Any]:
-        kind = pl.Series(kinds[chosen].tolist(), dtype=pl.String)
-        return {"rank": rank[chosen], "kind": kind, "host": rows[chosen]}
+        return {"rank": rank[chosen], "kind": kinds[chosen].tolist(), "host": rows[chosen].astype(np.int32)}
 
     waits = columns(~of_events)
-    known = ["recorded" if kind in _NAMED_WAITS else None for kind in waits["kind"]]
-    waits["known"] = pl.Series(known, dtype=pl.String)
+    waits["known"] = ["recorded" if kind in _NAMED_WAITS else None for kind in waits["kind"]]
     return EVENTS.frame(columns(of_events)), WAITS.frame(waits)
 
 

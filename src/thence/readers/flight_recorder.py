@@ -30,7 +30,7 @@ from thence.model.own_code import OwnCode
 from thence.model.tables import Meta, Tables
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.plain_pickle import MAX_WRITTEN, PickleRefused, load_plain
-from thence.readers.source import STANDARD_INPUT, NumberedFiles, Source
+from thence.readers.source import NumberedFiles, Source, file_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -99,7 +99,7 @@ def sniff(head: bytes) -> bool:
 
 def is_record(path: str) -> bool:
     """Whether a file has a name that PyTorch gives to such files, and begins like one."""
-    if _NAMES.fullmatch(Path(path).name) is None:
+    if _NAMES.fullmatch(file_name(path)) is None:
         return False
     with Source.open(path) as source:
         return sniff(source.head())
@@ -110,11 +110,8 @@ def with_records_beside(tables: Tables, files: NumberedFiles, expansion: Expansi
 
     The files are found by name. A file that cannot be read becomes a warning.
     """
-    inputs = [Path(n) for n in tables.meta.inputs if n != STANDARD_INPUT and Path(n).is_file()]
-    folders = dict.fromkeys(path.parent for path in inputs)
-    paths = [path for folder in folders for path in files.of(folder, _NAMES, tables.ranks)]
     records, groups, warnings = [], list(tables.meta.process_groups), []
-    for path in paths:
+    for path in files.beside(tables.meta.inputs, _NAMES, lambda: tables.ranks):
         try:
             with Source.open(str(path), expansion) as source:
                 if not sniff(source.head()):
@@ -125,8 +122,8 @@ def with_records_beside(tables: Tables, files: NumberedFiles, expansion: Expansi
         else:
             records.append(record)
             groups += of_record
-    if not records:
-        return tables.with_warnings(warnings)
+    if not records and not warnings:
+        return tables
     meta = dataclasses.replace(tables.meta, process_groups=tuple(groups))
     return dataclasses.replace(tables, flight_records=(*tables.flight_records, *records), meta=meta).with_warnings(
         warnings

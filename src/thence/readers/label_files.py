@@ -37,7 +37,7 @@ from thence.model.json_fields import Count, Index, JsonInt64, JsonUInt32, NotAsW
 from thence.model.tables import Meta, Tables
 from thence.readers import torch_annotations
 from thence.readers.expansion import DEFAULT, Expansion
-from thence.readers.source import STANDARD_INPUT, NumberedFiles, Source
+from thence.readers.source import NumberedFiles, Source
 
 if TYPE_CHECKING:
     import os
@@ -339,16 +339,18 @@ def _labels(source: Source) -> GraphLabels:
     return torch_annotations.read_annotations(content, source.name)
 
 
-def with_labels_beside(tables: Tables, expansion: Expansion = DEFAULT) -> Tables:
+def with_labels_beside(tables: Tables, files: NumberedFiles, expansion: Expansion = DEFAULT) -> Tables:
     """The tables, with labels added from the label files in the folders of their inputs.
 
     A label file that cannot be read becomes a warning, not an error.
     """
+    folders = files.folders(tables.meta.inputs)
+    paths = sorted({path for folder in folders for pattern in PATTERNS for path in folder.glob(pattern)})
+    if not paths:
+        return tables
     already_read = {Path(name).resolve() for name in tables.meta.inputs}
     already_read |= {Path(graph_labels.source).resolve() for graph_labels in tables.graph_labels}
-    folders = {Path(name).parent for name in tables.meta.inputs if name != STANDARD_INPUT and Path(name).is_file()}
     added, warnings = [], []
-    paths = sorted({path for folder in folders for pattern in PATTERNS for path in folder.glob(pattern)})
     for path in paths[:_MAX_FILES]:
         if path.resolve() in already_read:
             continue
@@ -368,13 +370,11 @@ def with_annotations_beside(tables: Tables, files: NumberedFiles, expansion: Exp
     The files are found by name in the folder of the input and in its parent. A file that cannot be read
     becomes a warning.
     """
-    inputs = [Path(n) for n in tables.meta.inputs if n != STANDARD_INPUT and Path(n).is_file()]
     if tables.gpu["node"].null_count() == tables.gpu.height:
         return tables  # annotations are matched by node id only
-    folders = dict.fromkeys(path.parent for path in inputs)
     paths = {
         path.resolve(): path
-        for folder in folders
+        for folder in files.folders(tables.meta.inputs)
         for path in torch_annotations.annotation_files(folder, tables.ranks, files)
     }
     added, warnings = [], []

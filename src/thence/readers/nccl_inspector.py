@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,7 +23,7 @@ from thence.model.inspector_records import RECORDS, InspectorRecord
 from thence.model.json_fields import Count, NotAsWritten, decoded
 from thence.model.tables import Meta, Tables
 from thence.readers.expansion import DEFAULT, Expansion
-from thence.readers.source import STANDARD_INPUT, NumberedFiles, Source
+from thence.readers.source import NumberedFiles, Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -85,13 +84,8 @@ def with_records_beside(tables: Tables, files: NumberedFiles, expansion: Expansi
 
     The files are found by name. A file that cannot be read becomes a warning.
     """
-    inputs = [Path(n) for n in tables.meta.inputs if n != STANDARD_INPUT and Path(n).is_file()]
-    process = tables.host["process"].to_numpy()
-    begins = np.diff(process, prepend=process[:1] - 1) != 0  # rows of a process follow each other
-    processes = np.unique(process[begins]).tolist()
-    folders = dict.fromkeys(path.parent for path in inputs)
     records, warnings = [], []
-    for path in (path for folder in folders for path in files.of(folder, _PROCESS, processes)):
+    for path in files.beside(tables.meta.inputs, _PROCESS, lambda: _processes(tables)):
         if str(path) in tables.meta.inputs:
             continue
         try:
@@ -102,8 +96,17 @@ def with_records_beside(tables: Tables, files: NumberedFiles, expansion: Expansi
                     warnings += said
         except InputError as error:
             warnings.append(f"{error}; its collectives are not used")
+    if not records and not warnings:
+        return tables
     every = (*tables.inspector_records, *records)
     return dataclasses.replace(tables, inspector_records=every).with_warnings(warnings)
+
+
+def _processes(tables: Tables) -> list[int]:
+    process = tables.host["process"].to_numpy()
+    begins = np.diff(process, prepend=process[:1] - 1) != 0  # rows of a process follow each other
+    processes: list[int] = np.unique(process[begins]).tolist()
+    return processes
 
 
 def read(source: Source, progress: Callable[[int], None]) -> Tables:

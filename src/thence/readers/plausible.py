@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, TypeVar
+import itertools
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import polars as pl
@@ -29,6 +30,8 @@ from thence.model.tables import (
 from thence.units import LATEST_NS, LONGEST_NS, several
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from thence.model.tables import Tables
 
 _Tables = TypeVar("_Tables", bound="Tables")
@@ -71,7 +74,7 @@ def plausible(tables: _Tables, name: str) -> _Tables:
         (tables.counters, "start", "sample of counters"),
         (tables.counters, "end", "sample of counters"),
     ):
-        if not _between(frame[column], -LATEST_NS, LATEST_NS):
+        if frame.height and not _between(frame[column], -LATEST_NS, LATEST_NS):
             late = frame.filter(~pl.col(column).is_between(-LATEST_NS, LATEST_NS)).height
             raise DamagedInput(name, f"has {several(late, what)} with an impossible time")
     if tables.counters.height:
@@ -81,13 +84,8 @@ def plausible(tables: _Tables, name: str) -> _Tables:
         text = f"{name}: states an impossible time at which its clock reads 0, so that time is unknown"
         meta = dataclasses.replace(tables.meta, epoch_ns=None, warnings=(*tables.meta.warnings, text))
         tables = dataclasses.replace(tables, meta=meta)
-    gpu, host = _with_affordable_names(gpu), _with_affordable_names(tables.host)
-    if gpu is not tables.gpu or host is not tables.host:
-        text = f"{name}: its longest names are shortened, because rows refer to them too often"
-        meta = dataclasses.replace(tables.meta, warnings=(*tables.meta.warnings, text))
-        tables = dataclasses.replace(tables, gpu=gpu, host=host, meta=meta)
     gpu, repaired = _with_possible_durations(gpu)
-    host, on_host = _with_possible_durations(host)
+    host, on_host = _with_possible_durations(tables.host)
     if float(gpu["duration"].cast(pl.Float64).sum()) > _MAX_TOTAL_NS:
         raise DamagedInput(name, "has durations that add up to more than a century")
     if not repaired + on_host:
@@ -110,26 +108,58 @@ def _with_possible_counts(counters: pl.DataFrame) -> pl.DataFrame:
     return lasts.with_columns(pl.when(possible & (counts >= _MIN_COUNT)).then(counts).when(possible).then(0.0))
 
 
-def _with_affordable_names(table: pl.DataFrame) -> pl.DataFrame:
-    """The table; analyses write out names of many rows, so names are shortened if that takes far too much memory."""
-    written = table.select(pl.selectors.categorical().cat.len_chars().cast(pl.Int64).sum())
-    for name, characters in written.row(0, named=True).items():
-        if characters <= MAX_TEXT + MAX_TEXT_PER_ROW * table.height:
-            continue
-        column = table[name]
-        uses = column.value_counts()
-        names = uses[column.name].cast(pl.String)
-        count = uses["count"].to_numpy().astype(np.int64)
-        short = affordable(names, count, MAX_TEXT, MAX_TEXT_PER_ROW)
-        if short is names:
-            continue
-        numbers = uses.select(column.name).with_row_index("number")
-        of_row = column.to_frame().join(numbers, on=column.name, how="left", maintain_order="left", nulls_equal=True)[
-            "number"
-        ]
-        narrow = short.cast(pl.Categorical()).gather(of_row).alias(column.name)
-        table = table.with_columns(narrow)
-    return table
+def with_affordable_names(parts: Mapping[str, _Tables]) -> dict[str, _Tables]:
+    """The tables of inputs, with shorter names and a warning where these would take far too much memory.
+
+    Analyses write out names of many rows. The limit is one for each input, but all inputs are asked for the lengths of
+    their names at once: a query for each of thousands of small files takes longer than to decode them.
+
+    Args:
+        parts: by the name of the input as the user named it.
+    """
+    shorter: dict[str, dict[str, Any]] = {}
+    for table in (GPU, HOST):
+        frames = {name: frame for name, part in parts.items() if (frame := getattr(part, table.name)).height}
+        for column in (name for name, dtype in table.schema.items() if dtype == pl.Categorical):
+            for name in _with_too_long(column, frames):
+                frame = shorter.get(name, {}).get(table.name, frames[name])
+                if (short := _shortened(frame, column)) is not frame:
+                    shorter.setdefault(name, {})[table.name] = short
+    return {name: _with_shorter(part, name, shorter[name]) if name in shorter else part for name, part in parts.items()}
+
+
+def _with_shorter(tables: _Tables, name: str, shorter: Mapping[str, Any]) -> _Tables:
+    """The tables of an input with other ones for those whose names are shorter, and a warning."""
+    text = f"{name}: its longest names are shortened, because rows refer to them too often"
+    meta = dataclasses.replace(tables.meta, warnings=(*tables.meta.warnings, text))
+    return dataclasses.replace(tables, meta=meta, **shorter)
+
+
+def _with_too_long(column: str, frames: Mapping[str, pl.DataFrame]) -> list[str]:
+    """Which inputs have more characters in a column of names, written out for all rows, than they may have."""
+    columns = {name: names for name, frame in frames.items() if (names := frame[column]).null_count() < len(names)}
+    if not columns:
+        return []
+    heights = np.array([len(names) for names in columns.values()])
+    together = pl.concat(columns.values()).to_frame()
+    characters = together.select(pl.all().cat.len_chars().fill_null(0)).to_series().to_numpy()
+    written = np.add.reduceat(characters, np.cumsum(heights) - heights, dtype=np.int64)
+    too_many = written > MAX_TEXT + MAX_TEXT_PER_ROW * heights
+    return list(itertools.compress(columns, too_many.tolist()))
+
+
+def _shortened(table: pl.DataFrame, name: str) -> pl.DataFrame:
+    """The table with shorter names in a column; the table itself if they cannot be shortened."""
+    column = table[name]
+    uses = column.value_counts()
+    names = uses[name].cast(pl.String)
+    count = uses["count"].to_numpy().astype(np.int64)
+    short = affordable(names, count, MAX_TEXT, MAX_TEXT_PER_ROW)
+    if short is names:
+        return table
+    numbers = uses.select(name).with_row_index("number")
+    of_row = column.to_frame().join(numbers, on=name, how="left", maintain_order="left", nulls_equal=True)["number"]
+    return table.with_columns(short.cast(pl.Categorical()).gather(of_row).alias(name))
 
 
 def _between(column: pl.Series, low: int, high: int) -> bool:

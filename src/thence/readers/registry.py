@@ -10,6 +10,7 @@ import glob
 import importlib
 import os
 import re
+import stat
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
@@ -22,10 +23,10 @@ from thence.readers import flight_recorder, nccl_inspector
 from thence.readers import label_files as graph_labels
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.memory_snapshot.joining import with_snapshots
-from thence.readers.plausible import plausible
+from thence.readers.plausible import plausible, with_affordable_names
 from thence.readers.remote import fetched, is_folder, is_url
 from thence.readers.runs import Read, in_newest_run, in_run, older_of_rank, one_job
-from thence.readers.source import STANDARD_INPUT, NumberedFiles, Source, check_regular, expand, unchanged
+from thence.readers.source import STANDARD_INPUT, NumberedFiles, Source, check_regular, expand, file_name, unchanged
 from thence.readers.torch_annotations import is_annotation_name
 
 if TYPE_CHECKING:
@@ -222,12 +223,18 @@ def read(
     if not parts:
         known = described(skipped[0], b"") if skipped else None
         raise InputError(", ".join(names), known or f"holds no trace; expected one of: {_expected()}")
-    parts, more_notes = one_job(with_snapshots(parts), add=add, unread=older)
+    parts, more_notes = one_job(with_snapshots(_affordable(parts)), add=add, unread=older)
     tables = concat([part.tables for part in parts])
     meta = dataclasses.replace(tables.meta, left_out=(*notes, *more_notes))
     tables = dataclasses.replace(tables, meta=meta)
     warnings = [*(f"{name}: not a trace, skipped" for name in skipped), *damaged]
-    return graph_labels.with_labels_beside(tables.with_warnings(warnings), expansion)
+    return graph_labels.with_labels_beside(tables.with_warnings(warnings), beside, expansion)
+
+
+def _affordable(parts: Sequence[Read]) -> list[Read]:
+    """The inputs, as `with_affordable_names` returns their tables."""
+    tables = with_affordable_names({part.file: part.tables for part in parts})
+    return [dataclasses.replace(part, tables=tables[part.file]) for part in parts]
 
 
 def _text_name(name: str) -> str:
@@ -319,7 +326,7 @@ def _recorded_twice(files: list[str]) -> set[str]:
     stems = {str(Path(file).with_suffix("")) for file in files if file.endswith(".sqlite")}
     reports = {f for f in files if f.endswith(".nsys-rep") and f.removesuffix(".nsys-rep") in stems}
     # jax.profiler writes a JSON for viewers next to each xplane file.
-    xplanes = {Path(file).parent for file in files if ".xplane.pb" in Path(file).name}
+    xplanes = {Path(file).parent for file in files if ".xplane.pb" in file_name(file)}
     viewers = {f for f in files if f.endswith(".trace.json.gz") and Path(f).parent in xplanes}
     return reports | viewers
 
@@ -344,10 +351,11 @@ def _read_one(
 ) -> Tables:
     if is_url(name):
         return _read_url(name, progress, expansion, cores)
-    if Path(name).exists():
-        check_regular(name)
-    is_report = name.endswith(_REPORTS) and Path(name).is_file()
-    if Path(name).is_dir() or is_report:
+    try:
+        mode = check_regular(name).st_mode
+    except (OSError, ValueError):  # opening it will say what is wrong with it
+        mode = 0
+    if stat.S_ISDIR(mode) or (stat.S_ISREG(mode) and name.endswith(_REPORTS)):
         archive = _archive_reader(name)
         if archive is None:
             raise UnknownFormat(name, f"is not an archive that thence reads; expected one of: {_expected()}")

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from thence.errors import InputError, UsageError
 from thence.readers.remote import is_url
+from thence.readers.source import file_name
 from thence.units import listed, several
 
 if TYPE_CHECKING:
@@ -45,6 +47,21 @@ class Read:
     file: str
     origin: str
     tables: Tables
+
+    @cached_property
+    def ranks(self) -> list[int]:
+        """As `Tables.ranks`, which looks for them each time."""
+        return self.tables.ranks
+
+    @cached_property
+    def window(self) -> tuple[Ns, Ns] | None:
+        """First start and last end in Unix ns; None if the clock is unknown or there are no rows."""
+        table = self.tables.gpu if self.tables.gpu.height else self.tables.host
+        zero = self.tables.meta.epoch_ns
+        if zero is None or table.is_empty():
+            return None
+        start, duration = table["start"].to_numpy(), table["duration"].to_numpy()
+        return zero + int(start.min()), zero + int((start + duration).max())
 
 
 def in_run(folder: str, files: Sequence[str], run: str) -> list[str]:
@@ -81,10 +98,13 @@ def in_newest_run(files: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _newest_folders(files: Sequence[str]) -> tuple[list[str], list[str]]:
     logs: dict[Path, dict[str, list[str]]] = {}
+    of_folder: dict[str, list[str]] = {}
     for file in files:
-        run = Path(file).parent
+        of_folder.setdefault(file.removesuffix(file_name(file)), []).append(file)
+    for folder, files_of_folder in of_folder.items():
+        run = Path(folder)
         if run.parent.name == "profile" and run.parent.parent.name == "plugins":
-            logs.setdefault(run.parent, {}).setdefault(run.name, []).append(file)
+            logs.setdefault(run.parent, {}).setdefault(run.name, []).extend(files_of_folder)
     left_out: set[str] = set()
     notes = []
     for log, runs in logs.items():
@@ -113,7 +133,7 @@ def _changed_s(file: str) -> float:
 def _newest_cycles(files: Sequence[str], notes: list[str]) -> tuple[list[str], list[str]]:
     cycles: dict[tuple[Path, str], dict[int, str]] = {}
     for file in files:
-        if match := _CYCLE.fullmatch(Path(file).name):
+        if match := _CYCLE.fullmatch(file_name(file)):
             of_worker = cycles.setdefault((Path(file).parent, match["worker"]), {})
             of_worker[int(match["time"])] = file
     older = {
@@ -209,18 +229,17 @@ def _of_other_runs(parts: Sequence[Read], *, several_runs: bool) -> list[str]:
             _enter(part, by_rank)
     if not (repeated or several_runs):
         return []
-    newest = next((window for part in newest_first if (window := _window(part.tables))), None)
-    return [part.file for part in parts if part.file in repeated or _separate(newest, _window(part.tables))]
+    newest = next((part.window for part in newest_first if part.window), None)
+    return [part.file for part in parts if part.file in repeated or _separate(newest, part.window)]
 
 
 def _recency(part: Read) -> tuple[float, str]:
     """When the work of an input ended, in Unix ns; of inputs that ended together, the last by name counts as newest."""
-    window = _window(part.tables)
-    return (window[1] if window else _changed_s(part.file) * 1e9), part.file
+    return (part.window[1] if part.window else _changed_s(part.file) * 1e9), part.file
 
 
 def _enter(part: Read, by_rank: dict[int, list[Read]]) -> None:
-    for rank in part.tables.ranks:
+    for rank in part.ranks:
         by_rank.setdefault(rank, []).append(part)
 
 
@@ -231,22 +250,12 @@ def _clashing(part: Read, by_rank: dict[int, list[Read]]) -> Read | None:
     such inputs can be of the same job unless they were recorded at different times.
     """
     stated = part.tables.meta.ranks_stated
-    for rank in part.tables.ranks:
+    for rank in part.ranks:
         for other in by_rank.get(rank, []):
             same = stated and other.tables.meta.ranks_stated
-            if same or _separate(_window(part.tables), _window(other.tables)):
+            if same or _separate(part.window, other.window):
                 return other
     return None
-
-
-def _window(tables: Tables) -> tuple[Ns, Ns] | None:
-    """First start and last end in Unix ns; None if the clock is unknown or there are no rows."""
-    table = tables.gpu if tables.gpu.height else tables.host
-    zero = tables.meta.epoch_ns
-    if zero is None or table.is_empty():
-        return None
-    end = (table["start"] + table["duration"]).max()
-    return int(zero + table["start"].min()), int(zero + end)  # type: ignore[operator]
 
 
 def _separate(first: tuple[Ns, Ns] | None, second: tuple[Ns, Ns] | None) -> bool:
@@ -255,7 +264,7 @@ def _separate(first: tuple[Ns, Ns] | None, second: tuple[Ns, Ns] | None) -> bool
 
 
 def _refusal(first: Read, second: Read) -> str:
-    rank = min(set(first.tables.ranks) & set(second.tables.ranks))
+    rank = min(set(first.ranks) & set(second.ranks))
     if first.tables.meta.ranks_stated and second.tables.meta.ranks_stated:
         what = f"both hold rank {rank}"
     else:

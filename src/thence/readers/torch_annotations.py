@@ -28,6 +28,7 @@ from thence.model.collectives import KINETO_KEYS, split
 from thence.model.graph_labels import NODES, CapturedGraph, CapturedPlace, GraphLabels, Kernel, Label, Process
 from thence.model.json_fields import JsonUInt32, NotAsWritten, decoded
 from thence.readers.plain_pickle import PickleRefused, load_plain
+from thence.readers.source import file_name
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -76,7 +77,7 @@ def is_pickle(content: bytes) -> bool:
 
 def is_annotation_name(path: str) -> bool:
     """Whether a file has the name that PyTorch's tools expect of an annotation file."""
-    return _NAME.fullmatch(Path(path).name) is not None
+    return _NAME.fullmatch(file_name(path)) is not None
 
 
 def annotation_files(folder: Path, ranks: list[int], files: NumberedFiles) -> list[Path]:

@@ -43,7 +43,7 @@ from thence.model.tables import (
     WAITS,
 )
 from thence.parquet_files import write_table
-from thence.readers.plausible import plausible
+from thence.readers.plausible import plausible, with_affordable_names
 from thence.store.facts import decode_facts
 from thence.store.files import content_of, is_there, reading, tables_within
 from thence.store.layout import FACTS, RANKS, SUMMARIES, summary_file
@@ -208,7 +208,7 @@ def rows_of(folder: Path, new: Mapping[int, int]) -> Attributed:
             installed=facts.installed,
             work=None if work is None else _possible_work(work, gpu.height),
         )
-        sound = plausible(trace, str(folder))
+        sound = with_affordable_names({str(folder): plausible(trace, str(folder))})[str(folder)]
         try:
             checked_references(sound)
         except Contradiction as error:
