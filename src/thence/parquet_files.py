@@ -1,4 +1,8 @@
-"""Writes Parquet files, with an error where the system did not write all of one.
+"""Scans and writes Parquet files, with an error where the system did not read or write all of one.
+
+Polars maps files that it gets as paths into memory. Where a mapped file is cut short, or a file system of a network
+fails, the system ends the process (SIGBUS). Content in memory and files that Polars gets as URLs are never mapped: the
+same failure is an exception.
 
 Polars ignores what the system says when a file is closed. File systems of a network tell only then that there is no
 room left, or that the server could not write. So Python closes the file.
@@ -14,7 +18,31 @@ import polars as pl
 from thence.atomic_files import os_error
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
+
+_DECODED = tuple(map(int, pl.__version__.split(".")[:2])) >= (1, 42)
+"""Whether this version of Polars decodes percent signs in URLs of files."""
+
+
+def scan_tables(paths: Iterable[Path], *, held: bool = True) -> pl.LazyFrame:
+    """Parquet files as one lazy table. Characters of a glob in a path are taken literally.
+
+    Args:
+        held: whether the whole files are read now and held as long as the table. Without it, Polars reads the columns
+            that are needed each time the table is collected: for more files than fit into memory. Where a file was cut
+            short meanwhile, Polars may then also print its stack to standard error.
+
+    Raises:
+        OSError: a file cannot be read. Without ``held``, collecting the table raises it, or an error of Polars.
+    """
+    if held:
+        return pl.scan_parquet([path.read_bytes() for path in paths], glob=False)
+    return pl.scan_parquet([_url(path.absolute()) for path in paths], glob=False)
+
+
+def _url(path: Path) -> str:
+    return path.as_uri() if _DECODED else f"file://{path}"
 
 
 def write_table(frame: pl.DataFrame, path: Path, compression: Literal["lz4", "zstd"] = "lz4") -> None:

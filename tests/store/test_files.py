@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pytest
 
+import forking
 import thence
 from helpers import DATA, FSDP, PAIR, output, shared, written
 from stores import InProcess, kept, stored
@@ -120,6 +121,40 @@ def test_a_spoilt_table_is_told_in_one_sentence(
         assert len(text.splitlines()) == 1, text
         assert "job.store" in text
         assert "should not happen" not in text
+
+
+CUT = """
+import os, sys
+import polars as pl
+from thence.cli import main
+
+store, *files = sys.argv[1:]
+collect = pl.LazyFrame.collect
+
+def cut(frame, *arguments, **options):
+    while files:
+        os.truncate(files.pop(), 8)
+    return collect(frame, *arguments, **options)
+
+pl.LazyFrame.collect = cut
+main(["streams", store])
+"""
+"""Tables that become shorter after Polars has opened the first: in a process of its own, which the system could end."""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no process is forked")
+def test_a_table_that_is_cut_while_it_is_read_is_told_in_one_sentence(store: Path) -> None:
+    done = forking.run(["-c", CUT, str(store), *map(str, sorted(store.glob("ranks/*/activities.parquet")))])
+    (told,) = done.stderr.decode().splitlines()
+    assert told.startswith(f"thence: {store}/ranks/")
+    assert "activities.parquet: cannot be read" in told
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize("name", ["a%20b", "100%", "a+b c#d", "é[1]*?"])
+def test_no_name_is_read_as_a_url(sound: Path, tmp_path: Path, name: str) -> None:
+    rows = thence.open(shutil.copytree(sound, tmp_path / name)).sql("select count(*) as n from gpu")
+    assert rows["n"].to_list() == [shared(*FSDP[:2]).tables.gpu.height]
 
 
 def edited(path: Path, change: Callable[[Any], None]) -> None:

@@ -10,6 +10,7 @@ import polars as pl
 
 from thence.errors import DamagedInput
 from thence.model.formats import NSIGHT_EXPORT
+from thence.parquet_files import scan_tables
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.nsight.store import PAYLOADS, READABLE, Part
 from thence.readers.parquet_probe import ARROW_ENDING, MAX_ROWS, probing
@@ -136,8 +137,7 @@ class Folder:
         return self._frames[table]
 
     def _parquet(self, path: Path) -> pl.LazyFrame:
-        # glob=False: characters of a glob in the path are taken literally.
-        frame = pl.scan_parquet(path, glob=False)
+        frame = scan_tables([path])
         rows = frame.select(pl.len()).collect().item()
         if rows > MAX_ROWS:
             raise DamagedInput(self.name, f"{path.name} claims {rows:,} rows; at most {MAX_ROWS:,} are accepted")
