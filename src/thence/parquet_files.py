@@ -25,19 +25,21 @@ _DECODED = tuple(map(int, pl.__version__.split(".")[:2])) >= (1, 42)
 """Whether this version of Polars decodes percent signs in URLs of files."""
 
 
-def scan_tables(paths: Iterable[Path], *, held: bool = True) -> pl.LazyFrame:
-    """Parquet files as one lazy table. Characters of a glob in a path are taken literally.
-
-    Args:
-        held: whether the whole files are read now and held as long as the table. Without it, Polars reads the columns
-            that are needed each time the table is collected: for more files than fit into memory. Where a file was cut
-            short meanwhile, Polars may then also print its stack to standard error.
+def held_tables(paths: Iterable[Path]) -> pl.LazyFrame:
+    """Parquet files as one lazy table, which holds the whole files in memory.
 
     Raises:
-        OSError: a file cannot be read. Without ``held``, collecting the table raises it, or an error of Polars.
+        OSError: a file cannot be read.
     """
-    if held:
-        return pl.scan_parquet([path.read_bytes() for path in paths], glob=False)
+    return pl.scan_parquet([path.read_bytes() for path in paths], glob=False)
+
+
+def scanned_tables(paths: Iterable[Path]) -> pl.LazyFrame:
+    """Parquet files as one lazy table, for more files than fit into memory; characters of a glob are taken literally.
+
+    Polars reads the columns that are needed each time the table is collected. That raises OSError, or an error of
+    Polars, where a file cannot be read. Where a file was cut short, Polars also prints its stack to standard error.
+    """
     return pl.scan_parquet([_url(path.absolute()) for path in paths], glob=False)
 
 

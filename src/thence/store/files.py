@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from thence.errors import DamagedInput, InputError
-from thence.parquet_files import scan_tables
+from thence.parquet_files import held_tables
 from thence.readers.expansion import DEFAULT, decoded_bytes
 from thence.readers.source import check_regular
 
@@ -94,7 +94,7 @@ def tables_within(paths: Sequence[Path], where: Path) -> pl.LazyFrame:
         DamagedInput: they are not Parquet files, or claim many times more rows than they can store.
     """
     with reading(where):
-        plan = scan_tables(path for path in paths if is_there(path))
+        plan = held_tables(path for path in paths if is_there(path))
         return rows_within(plan, paths, where)
 
 

@@ -42,7 +42,7 @@ from thence.model.tables import (
     THREADS,
     WAITS,
 )
-from thence.parquet_files import scan_tables, write_table
+from thence.parquet_files import held_tables, write_table
 from thence.readers.plausible import plausible, with_affordable_names
 from thence.store.facts import decode_facts
 from thence.store.files import content_of, is_there, reading, tables_within
@@ -315,7 +315,7 @@ def _join(root: Path, entries: Sequence[Entry], target: Path, name: str) -> None
         plan = tables_within([path for path, _ in files_of_summary], root / RANKS)
         with reading(root / RANKS):
             if any(entry.renumbered for _, entry in files_of_summary):
-                plans = (with_numbers(scan_tables([path]), e.renumbered) for path, e in files_of_summary)
+                plans = (with_numbers(held_tables([path]), e.renumbered) for path, e in files_of_summary)
                 joined = pl.concat(plans).collect()
             else:  # much faster
                 joined = plan.collect()

@@ -20,7 +20,7 @@ from thence.errors import DamagedInput, InputError, UsageError
 from thence.memory_limits import free_bytes
 from thence.model.losses import Loss
 from thence.model.tables import GPU, Meta, Tables
-from thence.parquet_files import scan_tables
+from thence.parquet_files import scanned_tables
 from thence.readers.source import unchanged
 from thence.store.facts import Facts, decode_facts, merged_meta, merged_soundness
 from thence.store.files import is_there, reading, rows_within
@@ -287,9 +287,9 @@ class Store:
             return getattr(Tables(), table if table != ACTIVITIES else "gpu").lazy()  # type: ignore[no-any-return]
         paths = [path for path, _ in parts]
         if any(new for _, new in parts):
-            plan = pl.concat(with_numbers(scan_tables([path], held=False), new) for path, new in parts)
+            plan = pl.concat(with_numbers(scanned_tables([path]), new) for path, new in parts)
         else:  # one scan takes a quarter less memory
-            plan = scan_tables(paths, held=False)
+            plan = scanned_tables(paths)
         rows = rows_within(plan, paths, self.root)
         if table == "gpu":
             return rows.select(pl.col(old).alias(name) for name, old in GPU_COLUMNS.items())

@@ -10,7 +10,7 @@ import polars as pl
 
 from thence.errors import DamagedInput
 from thence.model.formats import NSIGHT_EXPORT
-from thence.parquet_files import scan_tables
+from thence.parquet_files import held_tables
 from thence.readers.expansion import DEFAULT, Expansion
 from thence.readers.nsight.store import PAYLOADS, READABLE, Part
 from thence.readers.parquet_probe import ARROW_ENDING, MAX_ROWS, probing
@@ -137,7 +137,7 @@ class Folder:
         return self._frames[table]
 
     def _parquet(self, path: Path) -> pl.LazyFrame:
-        frame = scan_tables([path])
+        frame = held_tables([path])
         rows = frame.select(pl.len()).collect().item()
         if rows > MAX_ROWS:
             raise DamagedInput(self.name, f"{path.name} claims {rows:,} rows; at most {MAX_ROWS:,} are accepted")
