@@ -308,6 +308,7 @@ class Coverage:
         known = {key: number for number, key in enumerate(self.devices.rows())}
         return np.array([known[key] for key in devices.rows()], np.int64)[number]
 
+
 def collective_tables(
     trace: Attributed, coverage: Coverage, work: pl.DataFrame, step: Int64
 ) -> dict[str, pl.DataFrame]:
@@ -389,7 +390,7 @@ def _between(trace: Attributed, rows: pl.DataFrame, coverage: Coverage, work: pl
     start = charged_rows["start"].to_numpy()
     times = {"start": start, "end": start + charged_rows["duration"].to_numpy()}
     device = coverage.device(charged_rows)
-    columns = {}
+    columns: dict[str, pl.Series] = {}
     for when, time in times.items():
         since = Intervals(coverage.span.start[device], time)
         compute, working, busy = (
@@ -422,13 +423,14 @@ def _longest_outside(group: Int64, intervals: Intervals, union: GroupedUnion) ->
     """
     start, end = intervals.start, intervals.end
     # The parts of a group that are outside: before, between and after its intervals.
-    numbers, ends = np.arange(union.groups), GroupedTimes.of(union.group, union.end, union.groups)
+    numbers = np.arange(union.groups)
     free = Intervals(
         np.insert(union.end, np.searchsorted(union.group, numbers), -_LATEST),
         np.insert(union.start, np.searchsorted(union.group, numbers, side="right"), _LATEST),
     )
     first = union.starts.search(group, start, "right") + group
-    last = ends.search(group, end, "left") + group + 1
+    union_ends = GroupedTimes.of(union.group, union.end, union.groups)
+    last = union_ends.search(group, end, "left") + group + 1
     count = np.maximum(last - first, 0)
     interval = np.repeat(np.arange(len(start)), count)
     piece = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + first[interval]
