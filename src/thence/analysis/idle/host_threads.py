@@ -120,8 +120,8 @@ class InnermostRows:
         """
         every = np.arange(NO_ROW, threads)
         first = np.searchsorted(thread, every)
-        time, row = np.insert(time, first, NEVER), np.insert(row, first, NO_ROW)
-        return cls(time, row, GroupedTimes.of(np.insert(thread, first, every), time, threads))
+        time, begun = np.insert(time, first, NEVER), np.insert(row.astype(np.int32, copy=False), first, NO_ROW)
+        return cls(time, begun, GroupedTimes.of(np.insert(thread, first, every), time, threads))
 
     def within(self, thread: Int64, intervals: Intervals) -> Pieces:
         """Cuts intervals that are not empty where the innermost row of their thread changes.
@@ -197,7 +197,8 @@ def merged(group: Int64, intervals: RowIntervals, groups: int) -> InnermostRows:
     longer = end > reached_before(end, group)
     group, start, end, row = group[longer], start[longer], end[longer], row[longer]
     times = np.stack([start, end], axis=1)
-    rows = np.stack([row, np.full_like(row, NO_ROW)], axis=1)
+    rows = np.full(times.shape, NO_ROW, np.int32)
+    rows[:, 0] = row
     # An interval during which the next one begins ends there, without a NO_ROW piece after it.
     kept = np.ones(times.shape, np.bool_)
     kept[:-1, 1] = (end[:-1] < start[1:]) | (group[:-1] != group[1:])

@@ -443,7 +443,6 @@ def _longest_outside(group: Int64, intervals: Intervals, union: GroupedUnion) ->
 
 
 _MAX_BATCH_ROWS = 200_000  # activities and host ranges of ranks that are summarised together
-_MAX_BATCH_RANKS = 256
 _BY = (*(kind for kind in COMPARED if kind in PLACES_OF_LAUNCHES), "phase")
 _IDLE_BY = ("source", "module", "label", "op", "call")
 _DEVICE = ("rank", "device")
@@ -515,7 +514,7 @@ def _batches(trace: Attributed) -> Iterator[tuple[int, ...]]:
         batch: list[int] = []
         size = 0
         for rank, count, _ in part.rows():
-            if batch and (size + count > _MAX_BATCH_ROWS or len(batch) == _MAX_BATCH_RANKS):
+            if batch and size + count > _MAX_BATCH_ROWS:
                 yield tuple(batch)
                 batch, size = [], 0
             batch.append(rank)
