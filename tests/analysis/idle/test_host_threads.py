@@ -90,7 +90,7 @@ def test_leaves_and_what_any_thread_of_a_group_is_in(threads: list[Nested], data
     asked = Intervals(np.tile(low, len(every)), np.tile(high, len(every)))
     near = found.near(np.repeat(every, len(low)), asked)
     near = near[(found.row[near] != NO_ROW) & wanted[found.row[near]]]
-    group = np.minimum(found.pieces.group[near], 1)
+    group = np.minimum(found.pieces.group(near), 1)
     together = at_each_ns(merged(group, found.times_of(near), 2), 2)
     for t in (t for begin, end in zip(low, high, strict=True) for t in range(begin, end)):
         for ours, row in zip((by_hand[:1], by_hand[1:]), together, strict=True):

@@ -41,7 +41,7 @@ from thence.analysis.idle.host_causes import CAUSES, NUMBER, REASONS, host_cause
 from thence.analysis.idle.host_threads import HostThreads, Pieces, records_host_activity, thread_numbers
 from thence.analysis.selection.windows import covers_only_part, cut_to_windows, windows_of_selection
 from thence.model.columns import row_numbers, values_or
-from thence.model.grouped_intervals import GroupedTimes, numbered
+from thence.model.grouped_intervals import GroupedTimes, in_order, numbered
 from thence.model.intervals import NEVER, NO_ROW, Intervals
 from thence.model.thresholds import EARLY_RETURN_NS, FIRST_USE_CALL_NS, FIRST_USE_OPERATOR_NS
 
@@ -184,7 +184,7 @@ class _Collector:
             return _Pieces(nothing, nothing, nothing, codes, codes, nothing, nothing, nothing)
         columns = [np.concatenate(column) for column in zip(*self.columns, strict=True)]
         self.columns.clear()  # these are the largest arrays of the analysis
-        order = np.lexsort((columns[1], gaps.number[columns[0]]))
+        order = in_order(gaps.number[columns[0]], columns[1], gaps.devices.height)
         gap, start, end, cause, reason, row = (column[order] for column in columns)
         first = np.ones(len(start), np.bool_)
         first[1:] = start[1:] != end[:-1]
@@ -316,7 +316,7 @@ def _emptying_waits(facts: _Facts, gaps: AllGaps) -> Int64:
     number, ranks = numbered(pl.concat([gaps.devices.select("rank"), waits.select("rank")]), "rank")
     of_device, of_wait = number[: gaps.devices.height], number[gaps.devices.height :]
     host = waits["host"].to_numpy().astype(np.int64)
-    order = np.lexsort((facts.start[host], of_wait))
+    order = in_order(of_wait, facts.start[host], ranks.height)
     host = host[order]
     waiting = GroupedTimes.of(of_wait[order], facts.start[host], ranks.height)
     row = np.append(host, NO_ROW)[waiting.last(of_device[gaps.number[known]], launched[known])]
@@ -371,6 +371,8 @@ def _in_launching_threads(facts: _Facts, gaps: AllGaps, launched: Int64, waiting
     """The rows of the launching thread over time, for the gaps that waited for a launch."""
     row = facts.launch[np.maximum(gaps.gpu[waiting], 0)]
     thread = row if not len(facts.thread) else np.where(row == NO_ROW, NO_ROW, facts.thread[row])
+    order = np.argsort(thread, kind="stable")  # times in order are found faster
+    waiting, thread = waiting[order], thread[order]
     pieces = facts.threads.innermost.within(thread, Intervals(gaps.start[waiting], launched[waiting]))
     return pieces.of(waiting)
 

@@ -24,7 +24,7 @@ import polars as pl
 
 from thence.model.columns import name_codes, row_numbers
 from thence.model.formats import KINETO_TRACE, THENCE_RECORDING
-from thence.model.grouped_intervals import GroupedTimes, distinct
+from thence.model.grouped_intervals import GroupedTimes, distinct, in_order
 from thence.model.intervals import NEVER, NO_ROW, Intervals, reached_before
 from thence.model.phases import HOST_STATES, HostState
 from thence.model.tables import API_CALLS, HOST_CATEGORIES
@@ -168,7 +168,7 @@ class InnermostRows:
         """
         until = np.append(self.time[1:], NEVER)
         until[until == NEVER] = _LATEST
-        thread = self.pieces.group
+        thread = self.pieces.group(np.arange(len(until)))
         taken = (self.row != NO_ROW) & wanted[self.row]
         if program:
             runs = _intervals_of(int(thread[-1]) + 1, program)
@@ -192,7 +192,7 @@ def merged(group: Int64, intervals: RowIntervals, groups: int) -> InnermostRows:
     Returns:
         `InnermostRows` with the groups as threads.
     """
-    order = np.lexsort((intervals.start, group))
+    order = in_order(group, intervals.start, groups)
     group, start, end, row = group[order], intervals.start[order], intervals.end[order], intervals.row[order]
     longer = end > reached_before(end, group)
     group, start, end, row = group[longer], start[longer], end[longer], row[longer]
@@ -237,7 +237,8 @@ def innermost_rows(host: pl.DataFrame, is_call: Mask, thread: Int64) -> Innermos
     rows = np.flatnonzero(end > start)
     # Ends come before begins, so also at equal times: the sort is stable.
     time, number = np.concatenate([end[rows], start[rows]]), np.tile(thread[rows], 2)
-    order = np.lexsort((time, number))
+    threads = int(thread[-1]) + 1 if len(thread) else 0
+    order = in_order(number, time, threads)
     time, number = time[order], number[order]
     changes = np.ones(len(time), np.bool_)
     changes[1:] = (time[1:] != time[:-1]) | (number[1:] != number[:-1])
@@ -245,7 +246,7 @@ def innermost_rows(host: pl.DataFrame, is_call: Mask, thread: Int64) -> Innermos
     last = order[np.append(first[1:], len(time))[: len(first)] - 1]
     event = np.where(last < len(rows), order[first], last)
     row = np.concatenate([parent[rows], rows])[event].astype(np.int32)
-    return InnermostRows.of(number[first], time[first], row, int(thread[-1]) + 1 if len(thread) else 0)
+    return InnermostRows.of(number[first], time[first], row, threads)
 
 
 @dataclass(frozen=True)
@@ -345,19 +346,20 @@ class HostThreads:
             pieces: parts of these intervals.
             wanted: for each host row, whether it is wanted.
         """
+        pieces = pieces.chosen(in_order(number[pieces.interval], pieces.start, len(self.ranks)))
         rank, of_thread = number[pieces.interval], np.searchsorted(self.ranks, self.rank)
-        threads = np.bincount(of_thread, minlength=len(self.ranks))
-        count, first = np.append(threads, 0)[rank], np.append(np.cumsum(threads) - threads, 0)[rank]
+        first = np.searchsorted(rank, of_thread)
+        count = np.searchsorted(rank, of_thread, side="right") - first
         # There may be fewer pieces than rows, or far more of them: look at whichever is less.
         if count.sum() < len(self.innermost.time):
-            piece = np.repeat(np.arange(len(rank)), count)
-            thread = np.arange(len(piece)) - np.repeat(np.cumsum(count) - count - first, count)
+            thread = np.repeat(np.arange(len(count)), count)
+            piece = np.arange(len(thread)) - np.repeat(np.cumsum(count) - count - first, count)
             near = self.innermost.near(thread, Intervals(pieces.start[piece], pieces.end[piece]))
         else:
             near = np.arange(len(self.innermost.time))
         row = self.innermost.row[near]
         near = near[(row != NO_ROW) & wanted[row]]
-        group = of_thread[self.innermost.pieces.group[near]]
+        group = of_thread[self.innermost.pieces.group(near)]
         others = merged(group, self.innermost.times_of(near), len(self.ranks))
         finer = others.within(rank, pieces)
         row = np.where(finer.row == NO_ROW, pieces.row[finer.interval], finer.row)

@@ -32,7 +32,7 @@ from thence.analysis.rank_tables import concatenated, rank_table
 from thence.analysis.selection.select import select
 from thence.analysis.steps.windows import STEP, selected_steps
 from thence.errors import MissingData
-from thence.model.grouped_intervals import GroupedTimes, GroupedUnion, numbered
+from thence.model.grouped_intervals import GroupedTimes, GroupedUnion, in_order, numbered
 from thence.model.intervals import NEVER, NO_ROW, Intervals, reached_before
 from thence.model.places import COMPARED
 from thence.model.places import PLACES as PLACES_OF_LAUNCHES
@@ -407,7 +407,7 @@ def _longest_exposed(work: pl.DataFrame, coverage: Coverage) -> pl.DataFrame:
     device = coverage.device(work)
     start, end = work["start"].to_numpy(), work["end"].to_numpy()
     talking = np.flatnonzero(work["communicates"].to_numpy())
-    talking = talking[np.lexsort((start[talking], device[talking]))]
+    talking = talking[in_order(device[talking], start[talking], coverage.devices.height)]
     group, ends = device[talking], end[talking]
     charged = Intervals(np.minimum(np.maximum(start[talking], reached_before(ends, group)), ends), ends)
     result = {name: np.zeros(work.height, np.int64) for name in ("exposed_start", "exposed_end")}
