@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+
 import numpy as np
 import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import examples
-from thence.model.grouped_intervals import GroupedIntervals, numbered, rows_of_groups
-from thence.model.intervals import union
+from thence.model.grouped_intervals import GroupedIntervals, GroupedTimes, GroupedUnion, numbered, rows_of_groups
+from thence.model.intervals import NEVER, NO_ROW, union
 from thence.units import LATEST_NS
 
 GROUPS = 3
@@ -39,6 +41,42 @@ def test_against_counting_every_nanosecond(rows: list[tuple[int, int, int, int]]
     covered = {(g, far + t) for g, far, at, n in rows for t in range(at, at + n)}
     expected = [sum(g == number for g, _ in covered) for number in range(GROUPS)]
     assert moved.sums(begins, ends - begins).tolist() == expected
+
+
+TIMES = st.lists(st.tuples(st.integers(0, GROUPS - 1), st.sampled_from(FAR), st.integers(0, 9)), max_size=12)
+
+
+@settings(deadline=None, max_examples=examples(100))
+@given(TIMES, TIMES, st.booleans(), st.booleans())
+def test_times_are_searched_in_their_groups(
+    rows: list[tuple[int, int, int]], asked: list[tuple[int, int, int]], near: bool, begins: bool
+) -> None:
+    """As `bisect` does in pairs of group and time; near: the shifted times fit int64; begins: groups begin at NEVER."""
+    of, queries = ([(g, at if near else far + at) for g, far, at in part] for part in (rows, asked))
+    of = sorted(of + [(g, NEVER) for g in range(NO_ROW, GROUPS) if begins])
+    group, time = np.array(of, np.int64).reshape(-1, 2).T
+    times = GroupedTimes.of(group, time, GROUPS)
+    wanted, moments = np.array(queries, np.int64).reshape(-1, 2).T
+    assert times.search(wanted, moments, "left").tolist() == [bisect_left(of, query) for query in queries]
+    after = [bisect_right(of, query) for query in queries]
+    assert times.search(wanted, moments, "right").tolist() == after
+    last = [n - 1 if n and of[n - 1][0] == query[0] else NO_ROW for n, query in zip(after, queries, strict=True)]
+    assert times.last(wanted, moments).tolist() == last
+
+
+@settings(deadline=None, max_examples=examples(50))
+@given(INTERVALS, INTERVALS)
+def test_what_the_union_of_a_group_covers(
+    rows: list[tuple[int, int, int, int]], asked: list[tuple[int, int, int, int]]
+) -> None:
+    group, start, length = (np.array(c, np.int64) for c in ([r[0] for r in rows], [r[1] + r[2] for r in rows],
+                                                            [r[3] for r in rows]))  # fmt: skip
+    union_of_groups = GroupedUnion.of(group, start, start + length, GROUPS)
+    covering = {(g, far + t) for g, far, at, n in rows for t in range(at, at + n)}
+    wanted, begin = np.array([(g, far + at) for g, far, at, _ in asked], np.int64).reshape(-1, 2).T
+    lasting = np.array([n for *_, n in asked], np.int64)
+    expected = [sum((g, far + t) in covering for t in range(at, at + n)) for g, far, at, n in asked]
+    assert union_of_groups.covered(wanted, begin, begin + lasting).tolist() == expected
 
 
 def test_numbers_of_values_ascend_and_null_comes_first() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import examples
-from thence.analysis.idle.host_threads import NEVER_IN_A_ROW, InnermostRows, innermost_rows, merged, thread_numbers
+from thence.analysis.idle.host_threads import InnermostRows, innermost_rows, merged, thread_numbers
 from thence.model.intervals import NO_ROW, Intervals
 from thence.model.tables import HOST
 
@@ -64,45 +64,64 @@ def innermost(host: pl.DataFrame, thread: int) -> list[int]:
     return result
 
 
-def innermost_of(host: pl.DataFrame) -> list[InnermostRows]:
+def innermost_of(host: pl.DataFrame) -> InnermostRows:
     return innermost_rows(host, np.zeros(host.height, np.bool_), thread_numbers(host))
 
 
-def at_each_ns(of: InnermostRows) -> list[int]:
-    pieces = of.within(Intervals(np.arange(SPAN), np.arange(SPAN) + 1))
-    assert len(pieces.row) == SPAN
-    return [int(row) for row in pieces.row]
+def at_each_ns(of: InnermostRows, threads: int) -> list[list[int]]:
+    times = np.tile(np.arange(SPAN), threads)
+    pieces = of.within(np.repeat(np.arange(threads), SPAN), Intervals(times, times + 1))
+    assert len(pieces.row) == SPAN * threads
+    return [rows.tolist() for rows in pieces.row.reshape(threads, SPAN)]
 
 
 @settings(deadline=None, max_examples=examples(60))
 @given(st.lists(nested().filter(bool), min_size=1, max_size=4), st.data())
-def test_leaves_and_what_any_thread_is_in(threads: list[Nested], data: st.DataObject) -> None:
+def test_leaves_and_what_any_thread_of_a_group_is_in(threads: list[Nested], data: st.DataObject) -> None:
+    """The first thread is a group of its own, the others are another."""
     host = host_of(threads)
     found = innermost_of(host)
     by_hand = [innermost(host, number) for number in range(len(threads))]
-    assert [at_each_ns(of) for of in found] == by_hand
+    assert at_each_ns(found, len(threads)) == by_hand
     wanted = np.array(data.draw(st.lists(st.booleans(), min_size=host.height, max_size=host.height)))
     cuts = sorted(data.draw(st.sets(st.integers(0, SPAN), min_size=2, max_size=8)))
-    near = np.array(cuts[: len(cuts) // 2 * 2]).reshape(-1, 2).T
-    asked = [t for low, high in near.T.tolist() for t in range(low, high)]
-    together = at_each_ns(merged([of.near(Intervals(near[0], near[1]), wanted) for of in found]))
-    for t in asked:
-        rows = [row[t] for row in by_hand if row[t] != NO_ROW and wanted[row[t]]]
-        assert (together[t] in rows) if rows else together[t] == NO_ROW
-    for of, rows in zip(found, by_hand, strict=True):
-        chosen = of.chosen(wanted, (0, SPAN))
-        start, end, row = chosen.start, chosen.end, chosen.row
-        silent = {t for t, at in enumerate(rows) if at == NO_ROW and of is not NEVER_IN_A_ROW}
-        begun = {t for a, b, r in zip(start, end, row, strict=True) if r != NO_ROW for t in range(a, b)}
-        assert begun == {t for t, at in enumerate(rows) if at != NO_ROW and wanted[at]}
-        quiet = {t for a, b, r in zip(start, end, row, strict=True) if r == NO_ROW for t in range(a, b)}
-        assert quiet <= silent
+    low, high = np.array(cuts[: len(cuts) // 2 * 2]).reshape(-1, 2).T
+    every = np.arange(len(threads))
+    asked = Intervals(np.tile(low, len(every)), np.tile(high, len(every)))
+    near = found.near(np.repeat(every, len(low)), asked)
+    near = near[(found.row[near] != NO_ROW) & wanted[found.row[near]]]
+    group = np.minimum(found.pieces.group(near), 1)
+    together = at_each_ns(merged(group, found.times_of(near), 2), 2)
+    for t in (t for begin, end in zip(low, high, strict=True) for t in range(begin, end)):
+        for ours, row in zip((by_hand[:1], by_hand[1:]), together, strict=True):
+            rows = [of[t] for of in ours if of[t] != NO_ROW and wanted[of[t]]]
+            assert (row[t] in rows) if rows else row[t] == NO_ROW
+
+
+@settings(deadline=None, max_examples=examples(30))
+@given(st.lists(nested().filter(bool), min_size=1, max_size=3), st.data())
+def test_times_in_wanted_rows_and_in_the_program(threads: list[Nested], data: st.DataObject) -> None:
+    """The first thread runs the program from 0 to `SPAN`."""
+    host = host_of(threads)
+    wanted = np.array(data.draw(st.lists(st.booleans(), min_size=host.height, max_size=host.height)))
+    thread, chosen = innermost_of(host).chosen(wanted, {0: (0, SPAN)})
+    found = [set[int](), set[int](), set[int]()]
+    quiet = set[int]()
+    for number, a, b, row in zip(thread, chosen.start, chosen.end, chosen.row, strict=True):
+        (quiet if row == NO_ROW else found[number]).update(range(a, b))
+        assert row != NO_ROW or number == 0
+    for number in range(len(threads)):
+        rows = innermost(host, number)
+        assert found[number] == {t for t, at in enumerate(rows) if at != NO_ROW and wanted[at]}
+    begun = {t for start, end, _ in threads[0] if end > start for t in (start, end)}
+    silent = {t for t, at in enumerate(innermost(host, 0)) if at == NO_ROW}
+    assert quiet == {t for t in silent if begun and min(begun) <= t < max(begun)}
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 60), (7, 8), (10, 41)])
 def test_pieces_tile_what_is_asked(low: int, high: int) -> None:
-    found = innermost_of(host_of([[(5, 50, None), (10, 20, 0), (30, 40, 0)]]))[0]
-    pieces = found.within(Intervals(np.array([low]), np.array([high])))
+    found = innermost_of(host_of([[(5, 50, None), (10, 20, 0), (30, 40, 0)]]))
+    pieces = found.within(np.array([0]), Intervals(np.array([low]), np.array([high])))
     assert pieces.start[0] == low
     assert pieces.end[-1] == high
     assert (pieces.end[:-1] == pieces.start[1:]).all()
@@ -110,5 +129,5 @@ def test_pieces_tile_what_is_asked(low: int, high: int) -> None:
 
 def test_a_call_ends_where_the_next_row_begins_and_the_one_around_ends() -> None:
     host = host_of([[(0, 30, None), (5, 40, 0), (20, 25, 0)]])
-    of = innermost_rows(host, np.array([False, True, False]), thread_numbers(host))[0]
-    assert at_each_ns(of)[:31] == [0] * 5 + [1] * 15 + [2] * 5 + [0] * 5 + [NO_ROW]
+    of = innermost_rows(host, np.array([False, True, False]), thread_numbers(host))
+    assert at_each_ns(of, 1)[0][:31] == [0] * 5 + [1] * 15 + [2] * 5 + [0] * 5 + [NO_ROW]

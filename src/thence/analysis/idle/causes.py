@@ -28,6 +28,7 @@ A kernel that waits for another rank counts as busy, so this time is never idle 
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -35,28 +36,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import polars as pl
 
-from thence.analysis.idle.gaps import LaunchTimes, device_gaps, held_activities
+from thence.analysis.idle.gaps import AllGaps, LaunchTimes, gaps_in_spans, held_activities
 from thence.analysis.idle.host_causes import CAUSES, NUMBER, REASONS, host_causes
-from thence.analysis.idle.host_threads import (
-    NEVER_IN_A_ROW,
-    HostThreads,
-    Pieces,
-    records_host_activity,
-    thread_numbers,
-    together,
-)
+from thence.analysis.idle.host_threads import HostThreads, Pieces, records_host_activity, thread_numbers
 from thence.analysis.selection.windows import covers_only_part, cut_to_windows, windows_of_selection
 from thence.model.columns import row_numbers, values_or
-from thence.model.grouped_intervals import numbered, rows_of_groups
-from thence.model.intervals import NEVER, NO_ROW, Intervals, last_begun
+from thence.model.grouped_intervals import GroupedTimes, in_order, numbered
+from thence.model.intervals import NEVER, NO_ROW, Intervals
 from thence.model.thresholds import EARLY_RETURN_NS, FIRST_USE_CALL_NS, FIRST_USE_OPERATOR_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
-    from thence.analysis.idle.gaps import DeviceGaps
     from thence.model.arrays import Int64, Mask, UInt8
     from thence.model.attributed import Attributed
 
@@ -71,7 +64,7 @@ IDLE = {
 _MAX_DEVICES = 1_000  # of one rank; real ranks have at most 16, and each device takes 10 ms
 _MAX_PIECES = 1_000_000  # in addition to
 _MAX_PIECES_PER_ROW = 16  # times the rows of the trace: a host row may be in a gap of every device
-_NAME_BITS = 32  # for the number of a kernel's name
+_PART = 200_000  # gaps, and host rows of their ranks, from which on the gaps of further devices are looked at later
 _UNKNOWN = NUMBER["unknown"]
 _REASON = {reason: number for number, reason in enumerate(REASONS)}
 _NO_REASON = len(REASONS)
@@ -96,40 +89,47 @@ def idle_causes(trace: Attributed, windows: pl.DataFrame | None = None) -> pl.Da
     """
     if windows is None:
         if not covers_only_part(trace):
-            return _causes_of_gaps(trace, device_gaps(trace))
+            return _causes_of_gaps(trace, AllGaps.of(trace))
         windows = windows_of_selection(trace)
     end = pl.col("start") + pl.col("duration")
     spans = windows.group_by("rank", "device").agg(pl.col("start").min(), end=end.max())
-    span_of_device = {(rank, device): (start, last) for rank, device, start, last in spans.rows()}
-    pieces = _causes_of_gaps(trace.around, device_gaps(trace.around, span_of_device))
+    pieces = _causes_of_gaps(trace.around, gaps_in_spans(trace.around, spans))
     piece, _, begin, finish = cut_to_windows(pieces, windows)
     return pieces[piece].with_columns(start=pl.Series(begin), duration=pl.Series(finish - begin))
 
 
-def _causes_of_gaps(trace: Attributed, gaps: Sequence[DeviceGaps]) -> pl.DataFrame:
+def _causes_of_gaps(trace: Attributed, gaps: AllGaps) -> pl.DataFrame:
     """The pieces of gaps with their causes, as `idle_causes` returns them."""
-    gaps = sorted(gaps, key=lambda device: (device.rank, device.device))
-    if max(Counter(device.rank for device in gaps).values(), default=0) > _MAX_DEVICES:
+    if max(Counter(gaps.devices["rank"]).values(), default=0) > _MAX_DEVICES:
         return _undivided(gaps)
     facts = _Facts.of(trace)
     room = _MAX_PIECES + _MAX_PIECES_PER_ROW * (trace.host.height + trace.gpu.height)
+    wait = _emptying_waits(facts, gaps)
     pieces = []
-    for device, wait in zip(gaps, _emptying_waits(facts, gaps), strict=True):
-        pieces.append(_causes_of_device(facts, device).joined(device.gpu, wait))
+    for part in _parts(trace.host, gaps):
+        ours = gaps.chosen(part)
+        pieces.append(_causes_of_devices(facts, ours).joined(ours, wait[part]))
         room -= len(pieces[-1].start)
         if room < 0:
             return _undivided(gaps)
     return _idle_frame(gaps, pieces)
 
 
-def _undivided(gaps: Sequence[DeviceGaps]) -> pl.DataFrame:
+def _parts(host: pl.DataFrame, gaps: AllGaps) -> Iterator[slice]:
+    """The gaps in parts that hold whole devices: those of many small devices take as long as those of one."""
+    rows = dict(host["rank"].value_counts().rows())
+    border = np.searchsorted(gaps.number, np.arange(gaps.devices.height + 1))
+    sizes = np.diff(border) + np.array([rows.get(rank, 0) for rank in gaps.devices["rank"]], np.int64)
+    part = (np.cumsum(sizes) - sizes) // _PART
+    first = np.flatnonzero(np.diff(part, prepend=-1))
+    return itertools.starmap(slice, itertools.pairwise([*border[first].tolist(), len(gaps.number)]))
+
+
+def _undivided(gaps: AllGaps) -> pl.DataFrame:
     """Every gap as one piece, whose cause is unknown because there are too many devices or pieces."""
-    start, end, gpu = (np.concatenate([getattr(device, name) for device in gaps]) for name in ("start", "end", "gpu"))
-    sizes = [len(device.start) for device in gaps]
-    rank, device = (np.repeat([getattr(device, name) for device in gaps], sizes) for name in ("rank", "device"))
-    lasting = pl.Series(end > start)
     return (
-        pl.DataFrame({"rank": rank, "device": device, "start": start, "duration": end - start, "gpu": gpu})
+        gaps.devices[gaps.number]
+        .with_columns(start=gaps.start, duration=gaps.duration, gpu=gaps.gpu)
         .with_columns(
             gpu=pl.when(pl.col("gpu") != NO_ROW).then(pl.col("gpu")),
             cause=pl.lit("unknown"),
@@ -137,14 +137,14 @@ def _undivided(gaps: Sequence[DeviceGaps]) -> pl.DataFrame:
             host=pl.lit(None, pl.Int32()),
             wait=pl.lit(None, pl.Int32()),
         )
-        .filter(lasting)
+        .filter(pl.col("duration") > 0)
         .select(list(IDLE))
         .cast(IDLE)  # type: ignore[arg-type]
     )
 
 
 class _Collector:
-    """Collects the pieces of one device's gaps, rule by rule.
+    """Collects the pieces of gaps, rule by rule.
 
     Attributes:
         columns: one tuple for each `add`: gap (number), start, end (ns), cause, reason (codes) and row (of host).
@@ -172,19 +172,19 @@ class _Collector:
         )
         self.columns.append(tuple(columns))  # type: ignore[arg-type]
 
-    def joined(self, gpu: Int64, wait: Int64) -> _DevicePieces:
-        """The pieces in order of time; adjacent pieces with the same gap, cause, reason and row are merged.
+    def joined(self, gaps: AllGaps, wait: Int64) -> _Pieces:
+        """The pieces in order of device and time; adjacent pieces with the same gap, cause, reason and row are merged.
 
         Args:
-            gpu: the activity at the end of each gap, `NO_ROW` for none.
+            gaps: of which these are pieces.
             wait: host row of the wait that emptied the queue before each gap, `NO_ROW` for none.
         """
         if not self.columns:
             nothing, codes = np.empty(0, np.int64), np.empty(0, np.uint8)
-            return _DevicePieces(nothing, nothing, codes, codes, nothing, nothing, nothing)
+            return _Pieces(nothing, nothing, nothing, codes, codes, nothing, nothing, nothing)
         columns = [np.concatenate(column) for column in zip(*self.columns, strict=True)]
         self.columns.clear()  # these are the largest arrays of the analysis
-        order = np.argsort(columns[1], kind="stable")
+        order = in_order(gaps.number[columns[0]], columns[1], gaps.devices.height)
         gap, start, end, cause, reason, row = (column[order] for column in columns)
         first = np.ones(len(start), np.bool_)
         first[1:] = start[1:] != end[:-1]
@@ -192,14 +192,15 @@ class _Collector:
             first[1:] |= column[1:] != column[:-1]
         last = np.append(first[1:], True)
         gap = gap[first]
-        ended, emptied = gpu.astype(np.int32)[gap], wait.astype(np.int32)[gap]
-        duration = end[last] - start[first]
-        return _DevicePieces(start[first], duration, cause[first], reason[first], row[first], ended, emptied)
+        ended, emptied = gaps.gpu.astype(np.int32)[gap], wait.astype(np.int32)[gap]
+        times = start[first], end[last] - start[first]
+        return _Pieces(gaps.number[gap], *times, cause[first], reason[first], row[first], ended, emptied)
 
 
-class _DevicePieces(NamedTuple):
-    """The pieces of one device, as columns of `IDLE`: codes for cause and reason, `NO_ROW` for null."""
+class _Pieces(NamedTuple):
+    """Pieces as columns of `IDLE`: the number of the device, codes for cause and reason, and `NO_ROW` for null."""
 
+    device: Int64
     start: Int64
     duration: Int64
     cause: UInt8
@@ -209,23 +210,15 @@ class _DevicePieces(NamedTuple):
     wait: Rows
 
 
-def _idle_frame(gaps: Sequence[DeviceGaps], pieces: Sequence[_DevicePieces]) -> pl.DataFrame:
-    """The pieces of all devices, with the columns of `IDLE`.
-
-    Args:
-        gaps: of each device.
-        pieces: of each device.
-    """
+def _idle_frame(gaps: AllGaps, pieces: Sequence[_Pieces]) -> pl.DataFrame:
+    """The pieces of all devices, in their order, with the columns of `IDLE`."""
     if not pieces:
         return pl.DataFrame(schema=IDLE)
-    columns = _DevicePieces(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
-    counts = [len(part.start) for part in pieces]
-    rank, device = (
-        np.repeat(np.array([getattr(device, name) for device in gaps], np.int32), counts) for name in ("rank", "device")
-    )
+    columns = _Pieces(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
     rows = pl.DataFrame({name: getattr(columns, name).astype(np.int32) for name in ("host", "gpu", "wait")})
+    devices = {name: gaps.devices[name].to_numpy()[columns.device] for name in ("rank", "device")}
     return pl.DataFrame({
-        "rank": rank, "device": device, "start": columns.start, "duration": columns.duration,
+        **devices, "start": columns.start, "duration": columns.duration,
         "cause": _CAUSE_NAMES[columns.cause], "reason": _REASON_NAMES[columns.reason],
     }).hstack(rows.select(pl.when(pl.all() != NO_ROW).then(pl.all())))  # fmt: skip
 
@@ -309,46 +302,42 @@ def _launch_times(trace: Attributed, launch: Int64, start: Int64, end: Int64, is
     return begins, ends
 
 
-def _emptying_waits(facts: _Facts, gaps: Sequence[DeviceGaps]) -> list[Int64]:
+def _emptying_waits(facts: _Facts, gaps: AllGaps) -> Int64:
     """The host row of the last wait before the launch that ended each gap, if it returned after the queue was empty."""
     waits = facts.trace.waits
+    result = np.full(len(gaps.gpu), NO_ROW)
+    if waits.is_empty():
+        return result
     begins = np.full(facts.trace.gpu.height, NEVER)  # of the gap before each activity
-    for device in reversed(gaps):
-        ending = np.flatnonzero(device.gpu != NO_ROW)[::-1]
-        begins[device.gpu[ending]] = device.start[ending]
-    number, ranks = numbered(waits, "rank")
-    waits_of_rank = dict(zip(ranks["rank"], rows_of_groups(number, ranks.height), strict=True))
+    ending = np.flatnonzero(gaps.gpu != NO_ROW)[::-1]
+    begins[gaps.gpu[ending]] = gaps.start[ending]
+    launched = facts.launched.launched[gaps.gpu]
+    known = np.flatnonzero((gaps.gpu != NO_ROW) & (launched >= 0))
+    number, ranks = numbered(pl.concat([gaps.devices.select("rank"), waits.select("rank")]), "rank")
+    of_device, of_wait = number[: gaps.devices.height], number[gaps.devices.height :]
     host = waits["host"].to_numpy().astype(np.int64)
-    launched = facts.launched.launched
-    results = []
-    for device in gaps:
-        result = np.full(len(device.gpu), NO_ROW)
-        rows = host[waits_of_rank.get(device.rank, [])]
-        gpu = np.maximum(device.gpu, 0)
-        known = np.flatnonzero((device.gpu != NO_ROW) & (launched[gpu] >= 0))
-        if len(rows) and len(known):
-            gpu = gpu[known]
-            last = last_begun(facts.start[rows], launched[gpu])
-            row = np.where(last == NO_ROW, NO_ROW, rows[last])
-            emptied = (row != NO_ROW) & (facts.end[row] >= begins[gpu] - EARLY_RETURN_NS)
-            result[known] = np.where(emptied, row, NO_ROW)
-        results.append(result)
-    return results
+    order = in_order(of_wait, facts.start[host], ranks.height)
+    host = host[order]
+    waiting = GroupedTimes.of(of_wait[order], facts.start[host], ranks.height)
+    row = np.append(host, NO_ROW)[waiting.last(of_device[gaps.number[known]], launched[known])]
+    emptied = (row != NO_ROW) & (facts.end[row] >= begins[gaps.gpu[known]] - EARLY_RETURN_NS)
+    result[known] = np.where(emptied, row, NO_ROW)
+    return result
 
 
-def _causes_of_device(facts: _Facts, device: DeviceGaps) -> _Collector:
-    """The pieces of the gaps of one device."""
+def _causes_of_devices(facts: _Facts, gaps: AllGaps) -> _Collector:
+    """The pieces of gaps."""
     pieces = _Collector()
-    begin, end = device.start, device.end
-    gpu, every = np.maximum(device.gpu, 0), np.arange(len(device.gpu))
-    parts = facts.launched.parts(device)
+    begin, end = gaps.start, gaps.end
+    gpu, every = np.maximum(gaps.gpu, 0), np.arange(len(gaps.gpu))
+    parts = facts.launched.parts(gaps)
     known = parts.known
-    why = np.where(device.gpu == NO_ROW, _REASON["nothing_after"], _REASON["no_launch"]).astype(np.uint8)
+    why = np.where(gaps.gpu == NO_ROW, _REASON["nothing_after"], _REASON["no_launch"]).astype(np.uint8)
     pieces.add(every, Intervals(np.where(known, end, begin), end), _UNKNOWN, NO_ROW, why)
     row = np.where(known, facts.launch[gpu], NO_ROW)
     took = facts.launched.returned[gpu] - facts.launched.launched[gpu]
     loads = facts.first_of_name[gpu] & (took > FIRST_USE_CALL_NS)
-    _add_before_launch(pieces, facts, device, parts.launched)
+    _add_before_launch(pieces, facts, gaps, parts.launched)
     codes = np.where(loads, NUMBER["first_use"], NUMBER["launch"]).astype(np.uint8)
     pieces.add(every, Intervals(parts.launched, parts.returned), codes, row)
     codes = np.where(parts.queued, NUMBER["queued"], NUMBER["launch"]).astype(np.uint8)
@@ -359,40 +348,38 @@ def _causes_of_device(facts: _Facts, device: DeviceGaps) -> _Collector:
     return pieces
 
 
-def _add_before_launch(collector: _Collector, facts: _Facts, device: DeviceGaps, launched: Int64) -> None:
+def _add_before_launch(collector: _Collector, facts: _Facts, gaps: AllGaps, launched: Int64) -> None:
     """Adds the pieces from the beginning of each gap until the launch that ended it, with causes by the host."""
-    waiting = np.flatnonzero(launched > device.start)
+    waiting = np.flatnonzero(launched > gaps.start)
     if not len(waiting):
         return
-    pieces = _in_launching_threads(facts, device, launched, waiting)
-    pieces = facts.threads.informed(device.rank, pieces)
-    codes = _host_codes(facts, pieces, device.gpu[pieces.interval])
+    rank = gaps.devices["rank"].to_numpy()[gaps.number]
+    pieces = facts.threads.informed(rank, _in_launching_threads(facts, gaps, launched, waiting))
+    codes = _host_codes(facts, pieces, gaps)
     reason = np.full(len(codes), _NO_REASON, np.uint8)
     unknown = np.flatnonzero(codes == _UNKNOWN)
     nowhere = pieces.row[unknown] == NO_ROW
-    no_row = _REASON["outside" if device.rank in facts.recorded else "only_calls"]
+    recorded = np.isin(rank, list(facts.recorded))[pieces.interval[unknown]]
+    no_row = np.where(recorded, _REASON["outside"], _REASON["only_calls"])
     reason[unknown] = np.where(nowhere, no_row, _REASON["profiler"])
-    runs = facts.threads.runs_program(device.rank, pieces)
+    runs = facts.threads.runs_program(rank, pieces)
     codes[runs], reason[runs] = NUMBER["host"], _NO_REASON
     collector.add(pieces.interval, pieces, codes, pieces.row, reason)
 
 
-def _in_launching_threads(facts: _Facts, device: DeviceGaps, launched: Int64, waiting: Int64) -> Pieces:
+def _in_launching_threads(facts: _Facts, gaps: AllGaps, launched: Int64, waiting: Int64) -> Pieces:
     """The rows of the launching thread over time, for the gaps that waited for a launch."""
-    row = facts.launch[np.maximum(device.gpu[waiting], 0)]
+    row = facts.launch[np.maximum(gaps.gpu[waiting], 0)]
     thread = row if not len(facts.thread) else np.where(row == NO_ROW, NO_ROW, facts.thread[row])
-    parts = []
-    # Faster than a sort: thread numbers are small.
-    for number in np.flatnonzero(np.bincount(thread - NO_ROW)) + NO_ROW:
-        gaps = waiting[thread == number]
-        rows = NEVER_IN_A_ROW if number == NO_ROW else facts.threads.innermost[number]
-        pieces = rows.within(Intervals(device.start[gaps], launched[gaps]))
-        parts.append(Pieces(pieces.start, pieces.end, pieces.row, gaps[pieces.interval]))
-    return together(parts)
+    order = np.argsort(thread, kind="stable")  # times in order are found faster
+    waiting, thread = waiting[order], thread[order]
+    pieces = facts.threads.innermost.within(thread, Intervals(gaps.start[waiting], launched[waiting]))
+    return pieces.of(waiting)
 
 
-def _host_codes(facts: _Facts, pieces: Pieces, gpu: Int64) -> UInt8:
+def _host_codes(facts: _Facts, pieces: Pieces, gaps: AllGaps) -> UInt8:
     """The cause of each piece by its host row, and by the activity that was launched at its end."""
+    gpu = gaps.gpu[pieces.interval]
     if not len(facts.cause):
         return np.full(len(gpu), _UNKNOWN, np.uint8)
     codes = facts.cause[pieces.row]
@@ -405,6 +392,7 @@ def _host_codes(facts: _Facts, pieces: Pieces, gpu: Int64) -> UInt8:
     launch, first = facts.launch[gpu], facts.first_of_name[gpu]
     # If a later kernel of the name also takes that long on the same thread, it is not a first use.
     thread = np.where(launch == NO_ROW, NO_ROW, facts.thread[launch])
-    kernel = (thread << _NAME_BITS) + facts.kernel[gpu]
+    keys = pl.DataFrame({"device": gaps.number[pieces.interval[long]], "thread": thread, "name": facts.kernel[gpu]})
+    kernel, _ = numbered(keys, *keys.columns)
     codes[long[first & ~np.isin(kernel, kernel[~first])]] = NUMBER["first_use"]
     return codes

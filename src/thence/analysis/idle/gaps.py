@@ -26,7 +26,6 @@ either module.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -44,8 +43,6 @@ from thence.model.tables import API_CALLS
 from thence.model.thresholds import MAX_LAUNCH_LATENCY_NS, MAX_QUEUED_GAP_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from thence.model.arrays import Int64, Mask
     from thence.model.attributed import Attributed
     from thence.model.tables import Tables
@@ -70,18 +67,6 @@ class Gaps(Intervals):
     """
 
     gpu: Int64
-
-
-@dataclass(frozen=True)
-class DeviceGaps(Gaps):
-    """The gaps of one device.
-
-    Attributes:
-        rank, device: of the device.
-    """
-
-    rank: int
-    device: int
 
 
 @dataclass(frozen=True)
@@ -117,45 +102,39 @@ class AllGaps(Gaps):
         begins, rows = (start[first], row[first]) if len(first) else (first, first)
         return cls(reached[empty], start[empty], row[empty], devices, begins, rows, span, number[empty])
 
-    def chosen(self, which: Mask) -> AllGaps:
+    def chosen(self, which: Mask | slice | Int64) -> AllGaps:
         """Some of the gaps."""
         return replace(
             self, start=self.start[which], end=self.end[which], gpu=self.gpu[which], number=self.number[which]
         )
 
 
-def device_gaps(tables: Tables, spans: Mapping[tuple[int, int], tuple[int, int]] | None = None) -> list[DeviceGaps]:
-    """`AllGaps` device by device.
+def gaps_in_spans(tables: Tables, spans: pl.DataFrame) -> AllGaps:
+    """`AllGaps` of some devices, also from a time to the first activity, and from the last activity to a time.
 
     Args:
         tables: device activities.
-        spans: for some ranks and devices, a start and an end (ns): only these devices have gaps, which also reach
-            from the start to the first activity, and from the last activity to the end.
+        spans: these devices and times: rank, device, start, end (ns).
     """
     every = AllGaps.of(tables)
-    borders = np.searchsorted(every.number, np.arange(every.devices.height + 1)).tolist()
-    by_device = [
-        DeviceGaps(every.start[low:high], every.end[low:high], every.gpu[low:high], rank, device)
-        for (rank, device), (low, high) in zip(every.devices.rows(), itertools.pairwise(borders), strict=True)
-    ]
-    if spans is None:
-        return by_device
-    return [
-        _reaching(device, spans[device.rank, device.device], int(first), int(first + span), int(row))
-        for device, first, span, row in zip(by_device, every.first, every.span, every.first_gpu, strict=True)
-        if (device.rank, device.device) in spans
-    ]
-
-
-def _reaching(device: DeviceGaps, span: tuple[int, int], first: int, last: int, row: int) -> DeviceGaps:
-    """The gaps of a device with those before its first activity, which has this row, and after its last one."""
-    before, after = int(span[0] < first), int(span[1] > last)
-    return replace(
-        device,
-        start=np.concatenate([[span[0]][:before], device.start, [last][:after]]).astype(np.int64),
-        end=np.concatenate([[first][:before], device.end, [span[1]][:after]]).astype(np.int64),
-        gpu=np.concatenate([[row][:before], device.gpu, [NO_ROW][:after]]).astype(np.int64),
+    kept = every.devices.with_row_index("before").join(spans, on=["rank", "device"], maintain_order="left")
+    before = kept["before"].to_numpy()
+    number = np.full(every.devices.height, NO_ROW)
+    number[before] = np.arange(kept.height)
+    begin, finish = kept["start"].to_numpy(), kept["end"].to_numpy()
+    first, last = every.first[before], (every.first + every.span)[before]
+    ours = number[every.number] != NO_ROW
+    early, late = np.flatnonzero(begin < first), np.flatnonzero(finish > last)
+    columns = (
+        (begin[early], every.start[ours], last[late]),
+        (first[early], every.end[ours], finish[late]),
+        (every.first_gpu[before][early], every.gpu[ours], np.full(len(late), NO_ROW)),
+        (early, number[every.number[ours]], late),
     )
+    start, end, gpu, of_device = (np.concatenate(parts) for parts in columns)
+    devices = kept.select("rank", "device")
+    result = AllGaps(start, end, gpu, devices, first, every.first_gpu[before], every.span[before], of_device)
+    return result.chosen(np.argsort(of_device, kind="stable"))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ time between two kernels.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,8 +32,8 @@ from thence.analysis.rank_tables import concatenated, rank_table
 from thence.analysis.selection.select import select
 from thence.analysis.steps.windows import STEP, selected_steps
 from thence.errors import MissingData
-from thence.model.grouped_intervals import numbered, rows_of_groups
-from thence.model.intervals import NO_ROW, Intervals, covered_lengths, last_begun, reached_before, union, union_lengths
+from thence.model.grouped_intervals import GroupedTimes, GroupedUnion, in_order, numbered
+from thence.model.intervals import NEVER, NO_ROW, Intervals, reached_before
 from thence.model.places import COMPARED
 from thence.model.places import PLACES as PLACES_OF_LAUNCHES
 from thence.model.selection import Selection
@@ -240,22 +239,18 @@ def host_work(trace: Attributed, steps: pl.DataFrame) -> pl.Series:
     Returns:
         ns, in the order of the steps; null if the step has no times on the host, or the rank no launch.
     """
-    rows = steps.select("rank", "host_start", "host_ns").with_row_index("at")
-    work = np.zeros(rows.height, np.int64)
-    known = np.zeros(rows.height, np.bool_)
     waited = _waited(trace)
-    rows = rows.drop_nulls()
-    number, ranks = numbered(pl.concat([rows.select("rank"), waited.select("rank")]), "rank")
-    steps_of = rows_of_groups(number[: rows.height], ranks.height)
-    waited_of = rows_of_groups(number[rows.height :], ranks.height)
-    row, begin, length = (rows[name].to_numpy() for name in ("at", "host_start", "host_ns"))
+    timed = steps.select("rank", "host_start", "host_ns").with_row_index("at").drop_nulls()
+    every, ranks = numbered(pl.concat([timed.select("rank"), waited.select("rank")]), "rank")
+    rank, rank_waited = every[: timed.height], every[timed.height :]
+    begin, length = timed["host_start"].to_numpy(), timed["host_ns"].to_numpy()
     start, end, waits = (waited[name].to_numpy() for name in ("start", "end", "waits"))
-    for ours, of_rank in zip(steps_of, waited_of, strict=True):
-        if not len(of_rank):
-            continue
-        waiting = of_rank[waits[of_rank]]
-        covered = covered_lengths(begin[ours], begin[ours] + length[ours], start[waiting], end[waiting])
-        work[row[ours]], known[row[ours]] = length[ours] - covered, True
+    waiting = GroupedUnion.of(rank_waited[waits], start[waits], end[waits], ranks.height)
+    launching = np.zeros(ranks.height, np.bool_)
+    launching[rank_waited] = True
+    row = timed["at"].to_numpy()
+    work, known = np.zeros(steps.height, np.int64), np.zeros(steps.height, np.bool_)
+    work[row], known[row] = length - waiting.covered(rank, begin, begin + length), launching[rank]
     return pl.Series("host_ns", work).set(pl.Series(~known), None)
 
 
@@ -276,40 +271,42 @@ _LATEST = int(np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True)
-class _DeviceCoverage:
-    """Unions of the activities of one device, as starts and ends in ns: ascending, disjoint."""
-
-    start: int
-    all: Intervals
-    compute: Intervals
-    compute_or_copy: Intervals
-    compute_or_communication: Intervals
-
-
-@dataclass(frozen=True)
 class Coverage:
-    """The unions of the activities of every device, by rank and device."""
+    """The unions of the activities of every device.
 
-    devices: dict[tuple[object, ...], _DeviceCoverage]
+    Attributes:
+        devices: rank and device, by number.
+        span: from the first start to the last end on each device.
+        busy_ns: length of `every` on each device.
+        every, compute, compute_or_copy, compute_or_communication: unions of activities, by number of the device.
+    """
+
+    devices: pl.DataFrame
+    span: Intervals
+    busy_ns: Int64
+    every: GroupedUnion
+    compute: GroupedUnion
+    compute_or_copy: GroupedUnion
+    compute_or_communication: GroupedUnion
 
     @classmethod
     def of(cls, work: pl.DataFrame) -> Coverage:
         """The unions of activities with columns rank, device, start, end, communicates and computes."""
         start, end, talks, computes = (work[name].to_numpy() for name in ("start", "end", "communicates", "computes"))
         kinds = np.ones(len(start), np.bool_), computes, ~talks, talks | computes
-        number, devices = numbered(work, "rank", "device")
-        by_device = {}
-        for key, rows in zip(devices.rows(), rows_of_groups(number, devices.height), strict=True):
-            chosen = [rows[kind[rows]] for kind in kinds]
-            unions = [Intervals(*union(start[ours], end[ours])) for ours in chosen]
-            by_device[key] = _DeviceCoverage(int(start[rows].min()), *unions)
-        return cls(by_device)
+        number, devices = numbered(work, *_DEVICE)
+        span = Intervals(np.full(devices.height, _LATEST), np.full(devices.height, NEVER))
+        np.minimum.at(span.start, number, start)
+        np.maximum.at(span.end, number, end)
+        every, *unions = (GroupedUnion.of(number[kind], start[kind], end[kind], devices.height) for kind in kinds)
+        busy = every.covered(np.arange(devices.height), span.start, span.end)
+        return cls(devices, span, busy, every, *unions)
 
-    def of_rows(self, frame: pl.DataFrame) -> list[tuple[Int64, _DeviceCoverage]]:
-        """The row numbers of each device in a frame with the columns rank and device, and the unions of the device."""
-        number, devices = numbered(frame, "rank", "device")
-        rows = rows_of_groups(number, devices.height)
-        return [(ours, self.devices[key]) for ours, key in zip(rows, devices.rows(), strict=True)]
+    def device(self, frame: pl.DataFrame) -> Int64:
+        """The number of the device of each row of a frame with the columns rank and device."""
+        number, devices = numbered(frame, *_DEVICE)
+        known = {key: number for number, key in enumerate(self.devices.rows())}
+        return np.array([known[key] for key in devices.rows()], np.int64)[number]
 
 
 def collective_tables(
@@ -392,58 +389,49 @@ def _between(trace: Attributed, rows: pl.DataFrame, coverage: Coverage, work: pl
     )
     start = charged_rows["start"].to_numpy()
     times = {"start": start, "end": start + charged_rows["duration"].to_numpy()}
-    columns = {
-        f"{what}_{when}_ns": np.zeros(len(start), np.int64) for when in times for what in ("compute", "copy", "idle")
-    }
-    for ours, device in coverage.of_rows(charged_rows):
-        for when, time in times.items():
-            since = _since(time[ours], device)
-            for what, values in zip(("compute", "copy", "idle"), since, strict=True):
-                columns[f"{what}_{when}_ns"][ours] = values
-    return charged_rows.with_columns(**{name: pl.Series(v) for name, v in columns.items()})
-
-
-def _covered(intervals: Intervals, union_of_work: Intervals) -> Int64:
-    """How much of each interval the union covers, ns."""
-    return covered_lengths(intervals.start, intervals.end, union_of_work.start, union_of_work.end)
-
-
-def _since(time: Int64, device: _DeviceCoverage) -> tuple[Int64, Int64, Int64]:
-    """Compute, copy and idle time of a device from its first activity to each time."""
-    until = Intervals(np.full(len(time), device.start), time)
-    compute = _covered(until, device.compute)
-    copy = _covered(until, device.compute_or_copy) - compute
-    idle = until.duration - _covered(until, device.all)
-    return compute, copy, idle
+    device = coverage.device(charged_rows)
+    columns: dict[str, pl.Series] = {}
+    for when, time in times.items():
+        since = Intervals(coverage.span.start[device], time)
+        compute, working, busy = (
+            union.covered(device, since.start, since.end)
+            for union in (coverage.compute, coverage.compute_or_copy, coverage.every)
+        )
+        of_time = {"compute": compute, "copy": working - compute, "idle": since.duration - busy}
+        columns |= {f"{what}_{when}_ns": pl.Series(values) for what, values in of_time.items()}
+    return charged_rows.with_columns(**columns)
 
 
 def _longest_exposed(work: pl.DataFrame, coverage: Coverage) -> pl.DataFrame:
     """For every activity that communicates, the longest piece of exposed time that is charged to it."""
-    begin, finish = np.zeros(work.height, np.int64), np.zeros(work.height, np.int64)
-    talking = work.with_row_index("gpu").filter("communicates").sort("start", "gpu")
-    gpu, starts, ends = (talking[name].to_numpy() for name in ("gpu", "start", "end"))
-    for ours, device in coverage.of_rows(talking):
-        end = ends[ours]
-        start = np.minimum(np.maximum(starts[ours], reached_before(end)), end)
-        overlap = _longest_overlap(Intervals(start, end), _outside(device.compute))
-        begin[gpu[ours]], finish[gpu[ours]] = overlap.start, overlap.end
-    return pl.DataFrame({"exposed_start": begin, "exposed_end": finish})
+    device = coverage.device(work)
+    start, end = work["start"].to_numpy(), work["end"].to_numpy()
+    talking = np.flatnonzero(work["communicates"].to_numpy())
+    talking = talking[in_order(device[talking], start[talking], coverage.devices.height)]
+    group, ends = device[talking], end[talking]
+    charged = Intervals(np.minimum(np.maximum(start[talking], reached_before(ends, group)), ends), ends)
+    result = {name: np.zeros(work.height, np.int64) for name in ("exposed_start", "exposed_end")}
+    overlap = _longest_outside(group, charged, coverage.compute)
+    result["exposed_start"][talking], result["exposed_end"][talking] = overlap.start, overlap.end
+    return pl.DataFrame(result)
 
 
-def _outside(covered: Intervals) -> Intervals:
-    """The intervals outside of a union."""
-    return Intervals(np.concatenate([[-_LATEST], covered.end]), np.concatenate([covered.start, [_LATEST]]))
+def _longest_outside(group: Int64, intervals: Intervals, union: GroupedUnion) -> Intervals:
+    """The longest part of each interval that does not touch the union of its group.
 
-
-def _longest_overlap(intervals: Intervals, free: Intervals) -> Intervals:
-    """The longest overlap of each interval with one of the disjoint intervals ``free``.
-
-    If there is no overlap, the result is empty at the interval's start.
+    If the union covers an interval, the result is empty at the interval's start.
     """
     start, end = intervals.start, intervals.end
-    first = np.searchsorted(free.end, start, side="right")
-    last = np.maximum(np.searchsorted(free.start, end, side="left"), first)
-    count = last - first
+    # The parts of a group that are outside: before, between and after its intervals.
+    numbers = np.arange(union.groups)
+    free = Intervals(
+        np.insert(union.end, np.searchsorted(union.group, numbers), -_LATEST),
+        np.insert(union.start, np.searchsorted(union.group, numbers, side="right"), _LATEST),
+    )
+    first = union.starts.search(group, start, "right") + group
+    union_ends = GroupedTimes.of(union.group, union.end, union.groups)
+    last = union_ends.search(group, end, "left") + group + 1
+    count = np.maximum(last - first, 0)
     interval = np.repeat(np.arange(len(start)), count)
     piece = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + first[interval]
     begin, finish = np.maximum(free.start[piece], start[interval]), np.minimum(free.end[piece], end[interval])
@@ -455,7 +443,6 @@ def _longest_overlap(intervals: Intervals, free: Intervals) -> Intervals:
 
 
 _MAX_BATCH_ROWS = 200_000  # activities and host ranges of ranks that are summarised together
-_MAX_BATCH_RANKS = 256
 _BY = (*(kind for kind in COMPARED if kind in PLACES_OF_LAUNCHES), "phase")
 _IDLE_BY = ("source", "module", "label", "op", "call")
 _DEVICE = ("rank", "device")
@@ -481,11 +468,11 @@ def summarise_rank(trace: Attributed, *, explain: bool = True) -> dict[str, pl.D
     work = trace.gpu.select("rank", "device", "start", "duration").with_columns(
         end=pl.col("start") + pl.col("duration"), communicates=talking, computes=computes(trace, talking)
     )
-    frame, kind = _steps(trace, work)
+    coverage = Coverage.of(work)
+    frame, kind = _steps(trace, coverage)
     step = _step_of(trace, work, frame, kind)
     epoch = trace.meta.epoch_ns or 0
-    coverage = Coverage.of(work)
-    tables = {"devices": _devices(trace, work, kind), "steps": _step_rows(trace, frame, coverage)}
+    tables = {"devices": _devices(trace, work, coverage, kind), "steps": _step_rows(trace, frame, coverage)}
     if trace.collectives["gpu"].null_count() < trace.collectives.height:
         tables |= collective_tables(trace, coverage, work, step)
     if explain:
@@ -527,7 +514,7 @@ def _batches(trace: Attributed) -> Iterator[tuple[int, ...]]:
         batch: list[int] = []
         size = 0
         for rank, count, _ in part.rows():
-            if batch and (size + count > _MAX_BATCH_ROWS or len(batch) == _MAX_BATCH_RANKS):
+            if batch and size + count > _MAX_BATCH_ROWS:
                 yield tuple(batch)
                 batch, size = [], 0
             batch.append(rank)
@@ -549,18 +536,15 @@ def _summarised(trace: Attributed, ranks: tuple[int, ...], *, explain: bool) -> 
         yield summarise_rank(select(trace, Selection(ranks=(rank,))), explain=explain)
 
 
-def _steps(trace: Attributed, work: pl.DataFrame) -> tuple[pl.DataFrame, str | None]:
+def _steps(trace: Attributed, coverage: Coverage) -> tuple[pl.DataFrame, str | None]:
     """The steps with their number on the device (row), and their kind; without steps, the whole trace as one step."""
     try:
         selected = selected_steps(trace)
     except MissingData:
-        windows = work.group_by(*_DEVICE).agg(
-            pl.col("start").min(), duration=pl.col("end").max() - pl.col("start").min()
+        start, busy_ns, duration = coverage.span.start, coverage.busy_ns, coverage.span.duration
+        frame = coverage.devices.with_columns(
+            start=start, duration=duration, busy_ns=busy_ns, idle_ns=duration - busy_ns, first=pl.lit(value=True)
         )
-        ones = work.group_by(*_DEVICE).agg(covered=pl.struct("start", "end"))
-        busy = [int(union_lengths(np.zeros(len(s), np.int64), *_pair(s), 1)[0]) for s in ones["covered"]]
-        windows = windows.join(ones.select(*_DEVICE, busy_ns=pl.Series(busy)), on=_DEVICE)
-        frame = windows.with_columns(idle_ns=pl.col("duration") - pl.col("busy_ns"), first=pl.lit(value=True))
         missing = {name: dtype for name, dtype in STEP.items() if name not in frame.columns}
         frame = frame.with_columns(pl.lit(None, dtype).alias(n) for n, dtype in missing.items())
         kind = None
@@ -570,10 +554,6 @@ def _steps(trace: Attributed, work: pl.DataFrame) -> tuple[pl.DataFrame, str | N
         row=pl.int_range(pl.len(), dtype=pl.Int32).over(*_DEVICE)
     )
     return frame, kind
-
-
-def _pair(rows: pl.Series) -> tuple[Int64, Int64]:
-    return rows.struct.field("start").to_numpy(), rows.struct.field("end").to_numpy()
 
 
 def _step_of(trace: Attributed, work: pl.DataFrame, frame: pl.DataFrame, kind: str | None) -> Int64:
@@ -591,57 +571,40 @@ def _step_of(trace: Attributed, work: pl.DataFrame, frame: pl.DataFrame, kind: s
 
 def _in_window(rows: pl.DataFrame, frame: pl.DataFrame) -> Int64:
     """The row of the step in whose window each row (rank, device, start) begins, `NO_ROW` for none."""
-    result = np.full(rows.height, NO_ROW, np.int64)
-    ranks, devices = rows["rank"].to_numpy(), rows["device"].to_numpy()
-    start = rows["start"].to_numpy()
-    changes = (ranks[1:] != ranks[:-1]) | (devices[1:] != devices[:-1])
-    # Rows of one device follow each other.
-    for low, high in pairwise([0, *(np.flatnonzero(changes) + 1).tolist(), rows.height]):
-        if low == high:
-            continue
-        ours = (frame["rank"] == ranks[low]) & (frame["device"] == devices[low])
-        steps_here = np.flatnonzero(ours.to_numpy())
-        if not len(steps_here):
-            continue
-        begin, length = (frame[name].to_numpy()[steps_here] for name in ("start", "duration"))
-        last = last_begun(begin, start[low:high])
-        inside = (last != NO_ROW) & (start[low:high] < (begin + length)[last])
-        result[low:high] = np.where(inside, steps_here[last], NO_ROW)
-    return result
+    number, devices = numbered(pl.concat([frame.select(_DEVICE), rows.select(_DEVICE)]), *_DEVICE)
+    begin, start = frame["start"].to_numpy(), rows["start"].to_numpy()
+    end = begin + frame["duration"].to_numpy()
+    windows = GroupedTimes.of(number[: frame.height], begin, devices.height)
+    last = windows.last(number[frame.height :], start)
+    return np.where(start < end[last], last, NO_ROW)
 
 
-def _devices(trace: Attributed, work: pl.DataFrame, kind: str | None) -> pl.DataFrame:
+def _devices(trace: Attributed, work: pl.DataFrame, coverage: Coverage, kind: str | None) -> pl.DataFrame:
     names = {(device.rank, device.device): device.name for device in trace.meta.devices}
-    described = np.zeros(work.height, np.bool_)
-    described[trace.collectives["gpu"].drop_nulls().to_numpy()] = True
-    rows = []
-    for (rank, device), ours in sorted(
-        work.with_columns(described=described).group_by(*_DEVICE), key=lambda part: part[0]
-    ):
-        start, end = ours["start"].to_numpy(), ours["end"].to_numpy()
-        busy = union_lengths(np.zeros(len(start), np.int64), start, end, 1)
-        silent = int((ours["communicates"] & ~ours["described"]).sum())
-        name = names.get((int(str(rank)), int(str(device))))
-        rows.append((rank, device, name, start.min(), end.max(), busy[0], kind, silent))
-    of_trace = ("epoch_known", "job_ranks")
-    columns = [column.name for column in DEVICES.columns if column.name not in of_trace]
-    schema = {name: dtype for name, dtype in DEVICES.schema.items() if name in columns}
-    known = trace.meta.epoch_ns is not None
-    return pl.DataFrame(rows, schema=schema, orient="row").with_columns(
-        epoch_known=pl.lit(known), job_ranks=pl.lit(job_size(trace), pl.Int32)
+    undescribed = work["communicates"].to_numpy().copy()
+    undescribed[trace.collectives["gpu"].drop_nulls().to_numpy()] = False
+    silent = np.bincount(coverage.device(work)[undescribed], minlength=coverage.devices.height)
+    return coverage.devices.with_columns(
+        name=pl.Series([names.get(device) for device in coverage.devices.rows()], dtype=pl.String),
+        start=coverage.span.start,
+        end=coverage.span.end,
+        busy_ns=coverage.busy_ns,
+        step_kind=pl.lit(kind, pl.String),
+        undescribed=silent,
+        epoch_known=pl.lit(trace.meta.epoch_ns is not None),
+        job_ranks=pl.lit(job_size(trace), pl.Int32),
     )
 
 
 def _step_rows(trace: Attributed, frame: pl.DataFrame, coverage: Coverage) -> pl.DataFrame:
     start = frame["start"].to_numpy()
     end = start + frame["duration"].to_numpy()
-    compute, copy, exposed = (np.zeros(frame.height, np.int64) for _ in range(3))
-    for rows, device in coverage.of_rows(frame):
-        span = Intervals(start[rows], end[rows])
-        compute[rows] = _covered(span, device.compute)
-        copy[rows] = _covered(span, device.compute_or_copy) - compute[rows]
-        exposed[rows] = _covered(span, device.compute_or_communication) - compute[rows]
-    every = frame.with_columns(compute_ns=compute, copy_ns=copy, exposed_ns=exposed)
+    device = coverage.device(frame)
+    compute, working, talking = (
+        union.covered(device, start, end)
+        for union in (coverage.compute, coverage.compute_or_copy, coverage.compute_or_communication)
+    )
+    every = frame.with_columns(compute_ns=compute, copy_ns=working - compute, exposed_ns=talking - compute)
     every = every.rename({"step": "name", "row": "step"})
     every = every.with_columns(host_work(trace, every))
     return every.select(column.name for column in STEPS.columns)

@@ -17,7 +17,6 @@ so idle time is unknown (`Selection.idle_unknown`), unless steps or programs are
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +25,7 @@ import polars as pl
 from thence.analysis.steps.windows import selected_windows, steps
 from thence.model.attributed import once_per_trace
 from thence.model.columns import at_once
-from thence.model.grouped_intervals import GroupedIntervals, numbered
+from thence.model.grouped_intervals import GroupedIntervals, GroupedTimes, numbered
 from thence.model.intervals import covered_lengths, unions
 
 if TYPE_CHECKING:
@@ -149,38 +148,21 @@ def cut_to_windows(intervals: pl.DataFrame, windows: pl.DataFrame) -> tuple[Int6
     Returns:
         For each part the row of its interval, the row of its window, and its start and end (ns).
     """
-    nothing = np.empty(0, np.int64)
-    parts: list[tuple[Int64, ...]] = [(nothing,) * 4]
-    edges = dict(_edges(windows))
-    begin, end = (_ends(windows)[side] for side in (0, 1))
-    start, finish = (_ends(intervals)[side] for side in (0, 1))
-    for device, (low, high) in _edges(intervals):
-        if device not in edges:
-            continue
-        first, last = edges[device]
-        # Number of the first window that ends after an interval begins, and of the first that begins at its end.
-        from_window = np.searchsorted(end[first:last], start[low:high], side="right")
-        to_window = np.searchsorted(begin[first:last], finish[low:high], side="left")
-        count = np.maximum(to_window - from_window, 0)
-        interval = low + np.repeat(np.arange(high - low), count)
-        within = np.arange(len(interval)) - np.repeat(np.cumsum(count) - count, count)
-        window = first + np.repeat(from_window, count) + within
-        parts.append((
-            interval, window, np.maximum(start[interval], begin[window]),
-            np.minimum(finish[interval], end[window]),
-        ))  # fmt: skip
-    interval, window, start, finish = (np.concatenate(c) for c in zip(*parts, strict=True))
-    lasting = np.flatnonzero(finish > start)
-    return interval[lasting], window[lasting], start[lasting], finish[lasting]
+    places = [frame.select("rank", "device") for frame in (windows, intervals)]
+    number, devices = numbered(pl.concat(places, how="vertical_relaxed"), "rank", "device")
+    of_window, device = number[: windows.height], number[windows.height :]
+    (begin, end), (start, finish) = _ends(windows), _ends(intervals)
+    # The first window that ends after an interval begins, and the first that begins at its end.
+    first = GroupedTimes.of(of_window, end, devices.height).search(device, start, "right")
+    last = GroupedTimes.of(of_window, begin, devices.height).search(device, finish, "left")
+    count = np.maximum(last - first, 0)
+    interval = np.repeat(np.arange(len(count)), count)
+    window = np.arange(len(interval)) - np.repeat(np.cumsum(count) - count - first, count)
+    starts, ends = np.maximum(start[interval], begin[window]), np.minimum(finish[interval], end[window])
+    lasting = np.flatnonzero(ends > starts)
+    return interval[lasting], window[lasting], starts[lasting], ends[lasting]
 
 
 def _ends(frame: pl.DataFrame) -> tuple[Int64, Int64]:
     start = frame["start"].to_numpy().astype(np.int64)
     return start, start + frame["duration"].to_numpy()
-
-
-def _edges(frame: pl.DataFrame) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """For each device in a sorted table, its rank and number, and the rows from its first to after its last one."""
-    number, devices = numbered(frame, "rank", "device")
-    edges = np.searchsorted(number, np.arange(devices.height + 1)).tolist()
-    return list(zip(devices.rows(), itertools.pairwise(edges), strict=True))

@@ -23,7 +23,7 @@ from thence.analysis.soundness.findings import (
 )
 from thence.analysis.soundness.launch_rules import only_captured
 from thence.model.formats import THENCE_RECORDING
-from thence.model.grouped_intervals import rows_by_number
+from thence.model.grouped_intervals import GroupedTimes, numbered, rows_by_number
 from thence.model.intervals import NO_ROW, gaps, shared_length, union
 from thence.units import format_count, format_ns
 
@@ -221,64 +221,53 @@ def empty_steps(evidence: Evidence) -> Judgement:
     if steps.is_empty():
         judgement.not_checked.append(NotChecked("empty_steps", "the trace has no profiler steps"))
         return judgement
-    unknown: list[int] = []
-    moments = _times_of_work(evidence), _times_of_host(evidence)
-    recorded = set(evidence.tables.meta.formats) == {THENCE_RECORDING}
-    launches = _by_rank(evidence.launches.table.select("rank", "start")) if recorded else {}
-    nothing = np.empty(0, np.int64)
     ordered = steps.sort("rank", "start")
+    empty = _empty(evidence, ordered)
+    unknown: list[int] = []
     for rank, rows in rows_by_number(ordered["rank"].to_numpy()):
         if not evidence.launching_ranks.get(rank, (0, 0))[1]:
             unknown.append(rank)  # without launches, the step of device work is unknown
-            continue
-        part = ordered[rows]
-        empty = _empty(part, *(times.get(rank, nothing) for times in moments))
-        if recorded:
-            empty[-1] &= launches.get(rank, nothing).max(initial=0) >= part["start"][-1]
-        if empty.any() and not empty.all():
-            judgement.findings.append(_empty_steps_finding(evidence, rank, part, empty))
+        elif empty[rows].any() and not empty[rows].all():
+            judgement.findings.append(_empty_steps_finding(evidence, rank, ordered[rows], empty[rows]))
     if unknown:
         text = f"{evidence.without_launches(unknown)}, so the steps of device work are unknown"
         judgement.not_checked.append(NotChecked("empty_steps", text, MISSING))
     return judgement
 
 
-def _times_of_work(evidence: Evidence) -> dict[int, Int64]:
-    """Start of the launches that have device work, and of device work without a launch, by rank."""
+def _empty(evidence: Evidence, steps: pl.DataFrame) -> Mask:
+    """Mask of the steps, sorted by rank and start, that launched no work, although the host did as much as in others.
+
+    In recordings, the last step of a rank is none of these if the rank launched nothing after its start.
+    """
+    ranges = evidence.tables.host.lazy().filter(pl.col("category") != "step").select("rank", "start").collect()
+    usual = pl.col("busy").filter("works").median().over("rank")
+    idle = ~pl.col("works") & (pl.col("busy") >= _COMPARABLE_SHARE * usual).fill_null(value=False)
+    if set(evidence.tables.meta.formats) == {THENCE_RECORDING}:
+        launches = evidence.launches.table.group_by("rank").agg(launched=pl.col("start").max().clip(lower_bound=0))
+        steps = steps.join(launches, on="rank", how="left", maintain_order="left")
+        last = pl.int_range(pl.len()).over("rank") == pl.len().over("rank") - 1
+        idle &= ~last | (pl.col("launched").fill_null(0) >= pl.col("start"))
+    counted = steps.with_columns(
+        works=pl.Series(_counted(_times_of_work(evidence), steps) > 0), busy=pl.Series(_counted(ranges, steps))
+    )
+    return counted.select(idle).to_series().to_numpy()
+
+
+def _times_of_work(evidence: Evidence) -> pl.DataFrame:
+    """Rank and start of the launches that have device work, and of device work without a launch."""
     launches = evidence.launches.table.filter(pl.col("work") > 0).select("rank", "start")
     alone = evidence.tables.gpu.select("rank", "start").filter(pl.Series(evidence.launches.of_work == NO_ROW))
-    return _by_rank(pl.concat([launches, alone]))
+    return pl.concat([launches, alone])
 
 
-def _times_of_host(evidence: Evidence) -> dict[int, Int64]:
-    """Start of the host ranges that are not steps, by rank."""
-    ranges = evidence.tables.host.lazy().filter(pl.col("category") != "step")
-    return _by_rank(ranges.select("rank", "start").collect())
-
-
-def _by_rank(times: pl.DataFrame) -> dict[int, Int64]:
-    """The starts of each rank. There may be thousands of ranks: no query for each."""
-    start = times["start"].to_numpy()
-    return {rank: start[rows] for rank, rows in rows_by_number(times["rank"].to_numpy())}
-
-
-def _empty(steps: pl.DataFrame, working: Int64, host: Int64) -> Mask:
-    """Mask of the steps that launched no device work, although the host did as much as in other steps."""
-    begin = steps["start"].to_numpy()
+def _counted(times: pl.DataFrame, steps: pl.DataFrame) -> Int64:
+    """The number of times (rank, start) in each step of their rank."""
+    number, ranks = numbered(pl.concat([steps.select("rank"), times.select("rank")]), "rank")
+    rank, begin = number[: steps.height], steps["start"].to_numpy()
+    found = GroupedTimes.of(number[steps.height :], times["start"].to_numpy(), ranks.height)
     end = begin + steps["duration"].to_numpy()
-    works = _counted(working, begin, end) > 0
-    if not works.any():
-        return np.zeros(len(begin), np.bool_)
-    busy = _counted(host, begin, end)
-    comparable: Mask = busy >= _COMPARABLE_SHARE * np.median(busy[works])
-    return ~works & comparable
-
-
-def _counted(times: Int64, begin: Int64, end: Int64) -> Int64:
-    """The number of times in each interval."""
-    moments = np.sort(times, kind="stable")  # times of each thread are sorted already
-    counted: Int64 = np.searchsorted(moments, end) - np.searchsorted(moments, begin)
-    return counted
+    return found.search(rank, end, "left") - found.search(rank, begin, "left")
 
 
 def _empty_steps_finding(evidence: Evidence, rank: int, steps: pl.DataFrame, empty: Mask) -> Finding:

@@ -305,12 +305,9 @@ def _in_cause(facts: ChangeFacts, change: Change) -> OfThreads:
         runs = program_spans(trace, begins, program.host.end - np.repeat(
             shift, np.diff(np.append(begins, host.height))
         ))  # fmt: skip
-    result = {}
-    for number, rows in enumerate(facts.hosts.innermost):
-        times = rows.chosen(wanted, runs.get(number))
-        if len(times.start):
-            result[number] = times.shifted(int(shift[number]))
-    return result
+    thread, times = facts.hosts.innermost.chosen(wanted, runs)
+    start, end = times.start + shift[thread], times.end + shift[thread]
+    return {number: Intervals(start[rows], end[rows]) for number, rows in rows_by_number(thread)}
 
 
 def _inside(program: Program, rows: Mask) -> OfThreads:

@@ -17,7 +17,7 @@ import polars as pl
 from thence.analysis.idle.host_causes import CAUSES, NUMBER, host_causes
 from thence.analysis.idle.host_threads import HostThreads, InnermostRows
 from thence.analysis.whatif.edges import EDGES
-from thence.model.grouped_intervals import distinct, rows_by_number
+from thence.model.grouped_intervals import distinct
 from thence.model.intervals import NEVER, NO_ROW, Intervals
 
 if TYPE_CHECKING:
@@ -166,7 +166,8 @@ def _described(trace: Attributed, program: Program, tiles: _Tiles, thread: Int64
     """
     borders = program.graph.time[program.steps]
     since = int(borders[0]) if len(borders) else int(tiles.start.min(initial=0))
-    cut = InnermostRows(np.append(NEVER, borders), np.arange(-1, len(borders))).within(tiles)
+    starts = InnermostRows.of(np.zeros(len(borders), np.int64), borders, np.arange(len(borders)), 1)
+    cut = starts.within(np.zeros(len(tiles.start), np.int64), tiles)
     uncut = tiles.chosen(cut.interval)
     parts = replace(uncut, start=cut.start, end=cut.end, step=cut.row.astype(np.int64))
     is_host = parts.kind == _HOST
@@ -189,19 +190,16 @@ def _host_tiles(trace: Attributed, program: Program, tiles: _Tiles, thread: Int6
     hosts = HostThreads.of(trace, program.thread_of_row)
     causes = np.append(host_causes(trace.host, trace.meta.formats), NUMBER["unknown"]).astype(np.int64)
     shift = program.host.start - trace.host["start"].to_numpy()
-    parts = []
-    for number, ours in rows_by_number(thread):
-        part = tiles.chosen(ours)
-        if number == NO_ROW:
-            parts.append(replace(part, cause=np.full(len(ours), NUMBER["unknown"])))
-            continue
-        moved, rank = int(shift[hosts.first[number]]), int(hosts.rank[number])
-        pieces = hosts.informed(rank, hosts.innermost[number].within(part.shifted(-moved)))
-        row = pieces.row.astype(np.int64)
-        cause = np.where(hosts.runs_program(rank, pieces), NUMBER["host"], causes[row])
-        times = pieces.shifted(moved)
-        parts.append(_Tiles.of(times.start, times.end, _HOST, host=row, cause=cause, step=part.step[pieces.interval]))
-    return _Tiles.together(parts)
+    known = thread != NO_ROW
+    part, nowhere, thread = tiles.chosen(known), tiles.chosen(~known), thread[known]
+    moved, rank = shift[hosts.first[thread]], hosts.rank[thread]
+    own = hosts.innermost.within(thread, Intervals(part.start - moved, part.end - moved))
+    pieces = hosts.informed(rank, own)
+    row = pieces.row.astype(np.int64)
+    cause = np.where(hosts.runs_program(rank, pieces), NUMBER["host"], causes[row])
+    start, end = (time + moved[pieces.interval] for time in (pieces.start, pieces.end))
+    found = _Tiles.of(start, end, _HOST, host=row, cause=cause, step=part.step[pieces.interval])
+    return _Tiles.together([found, replace(nowhere, cause=np.full(len(nowhere.start), NUMBER["unknown"]))])
 
 
 def _frame(trace: Attributed, tiles: _Tiles) -> pl.DataFrame:
