@@ -24,7 +24,7 @@ from thence.model.peaks import DTYPES, measured_peaks_of, peaks_at_clock, peaks_
 from thence.model.thresholds import MAX_OVER_PEAK, SHORT_KERNEL_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from thence.model.attributed import Attributed
     from thence.model.peaks import Peaks
@@ -151,13 +151,19 @@ def work_of_parts(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def summed_work() -> list[pl.Expr]:
-    """The sums of `WORK_SUMS` in groups, null if nothing is known; exact until FLOP are rounded to Float64."""
+def summed_work(known: Collection[str] = WORK_SUMS) -> list[pl.Expr]:
+    """The sums of `WORK_SUMS` in groups, null if nothing is known; exact until FLOP are rounded to Float64.
+
+    Args:
+        known: the columns of which something is known in any group. The others are null, and need not exist: a million
+            groups take 20 MB for each column.
+    """
+    types = {name: pl.Float64() if name == "flop" else pl.Int64() for name in WORK_SUMS}
     return [
-        pl.when(pl.col(name).is_not_null().any())
-        .then(pl.col(name).cast(pl.Int128).sum().cast(pl.Float64 if name == "flop" else pl.Int64))
-        .alias(name)
-        for name in WORK_SUMS
+        pl.when(pl.col(name).is_not_null().any()).then(pl.col(name).cast(pl.Int128).sum().cast(dtype)).alias(name)
+        if name in known
+        else pl.lit(None, dtype).alias(name)
+        for name, dtype in types.items()
     ]
 
 

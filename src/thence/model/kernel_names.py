@@ -41,7 +41,7 @@ _MANGLED_LENGTH = re.compile(r"L?([1-9][0-9]{0,3})")
 _MANGLED_QUALIFIERS = re.compile(r"N[rVK]{0,3}[RO]?")
 _MAX_PARTS = 32
 _PARSED = 32_768  # characters of a name that are parsed; the rest only enters its hash
-_MAX_SHORTENED = 20_000  # names of one trace: each takes 0.1 ms, and a file may hold a million
+MAX_SHORTENED = 20_000  # names of one trace: each takes 0.1 ms, and a file may hold a million
 _FOLDED = 60  # operations that make a short name longer than this are left out
 _LONGEST = 96  # a detailed short name that is longer than this is replaced by one with a hash
 _DEEPEST = 4  # template levels that are examined
@@ -207,13 +207,13 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
         full name -> short name, in the order of the first occurrence.
     """
     names = list(dict.fromkeys(names))
-    spellings = {name: _spellings(name) for name in names[:_MAX_SHORTENED]}
+    spellings = {name: _spellings(name) for name in names[:MAX_SHORTENED]}
     short = {name: next(spelling) for name, spelling in spellings.items()}
     while len(set(short.values())) < len(short):
         uses = Counter(short.values())
         for name in [name for name, text in short.items() if uses[text] > 1]:
             short[name] = next(spellings[name])
-    return short | {name: name for name in names[_MAX_SHORTENED:]}
+    return short | {name: name for name in names[MAX_SHORTENED:]}
 
 
 def clip(name: str, width: int) -> str:

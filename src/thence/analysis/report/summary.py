@@ -37,7 +37,7 @@ from thence.model.attributed import once_per_trace
 from thence.model.columns import at_once, group_sums
 from thence.model.grouped_intervals import GroupedIntervals, numbered
 from thence.model.intervals import levels, union_lengths, unions
-from thence.model.kernel_names import short_names
+from thence.model.kernel_names import MAX_SHORTENED, short_names
 from thence.model.own_code import short_places
 from thence.model.places import KINDS as PLACE_KINDS
 from thence.model.places import LAYERED, STATED, STATED_XLA
@@ -502,13 +502,14 @@ def _rows(trace: Attributed, parts: pl.DataFrame, totals: Totals, by: str) -> tu
     """The rows of the table, and the time in which several of them ran."""
     keys = ("place", "reason", *(("position",) if "position" in parts.columns else ()))
     exposed, overlapped = _exposed(trace, parts, totals, keys)
+    known = [work for work in work_of_parts(trace, parts) if work.null_count() < len(work)]
     grouped = (
-        parts.hstack([exposed.alias("exposed"), *work_of_parts(trace, parts)])
+        parts.hstack([exposed.alias("exposed"), *known])
         .lazy()
         .group_by(keys)
         .agg(
             pl.col("gpu").n_unique().cast(pl.Int64).alias("count"),
-            *summed_work(),
+            *summed_work([work.name for work in known]),
             total_ns=pl.col("duration").sum(),
             exposed_ns=pl.col("exposed").sum(),
             backward_ns=pl.col("duration").filter(pl.col("phase") == "backward").sum(),
@@ -552,9 +553,11 @@ def finished_rows(rows: pl.DataFrame, by: str, total: int, more: Sequence[str]) 
     )
     # Names of kernels and paths of files need shortening; other names are those that the user wrote.
     shortened = {"kernel": short_names, "source": short_places}.get(by)
-    short = shortened(ordered["name"].to_list()) if shortened else {}
-    names = pl.Series([short.get(name, name) for name in ordered["name"]], dtype=pl.String)
-    return ordered.select(*_ROW_COLUMNS, *_WORK_COLUMNS, *more, short_name=names)
+    names = ordered["name"].cast(pl.String)
+    first = names.head(MAX_SHORTENED).to_list()  # the others stay as they are: Python's texts would take 100 MB more
+    short = shortened(first) if shortened else {}
+    shown = pl.concat([pl.Series([short.get(name, name) for name in first], dtype=pl.String), names[len(first) :]])
+    return ordered.select(*_ROW_COLUMNS, *_WORK_COLUMNS, *more, short_name=shown)
 
 
 def _of_instructions(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:
