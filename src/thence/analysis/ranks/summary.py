@@ -442,7 +442,7 @@ def _longest_outside(group: Int64, intervals: Intervals, union: GroupedUnion) ->
     return Intervals(begins, ends)
 
 
-_MAX_BATCH_ROWS = 200_000  # activities and host ranges of ranks that are summarised together
+_MAX_BATCH_ROWS = 60_000  # activities and host ranges of ranks that are summarised together
 _BY = (*(kind for kind in COMPARED if kind in PLACES_OF_LAUNCHES), "phase")
 _IDLE_BY = ("source", "module", "label", "op", "call")
 _DEVICE = ("rank", "device")
