@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 import thence
-from helpers import DATA, FSDP, TORCH, event, kernel, launch, opened, output
+from helpers import DATA, FSDP, TORCH, event, kernel, launch, opened, output, written
 from thence.analysis.whatif.answer import FREEABLE, suggestions, what_if
 from thence.analysis.whatif.changes import parse_change
 from thence.analysis.whatif.critical_path import path_summary
@@ -237,3 +237,17 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
         shown, _ = output(capsys, verb, path)
         assert "loader" in shown
         assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_a_rank_without_a_step_that_counts_has_no_typical_steps(tmp_path: Path) -> None:
+    paths = []
+    for rank, count in enumerate((1, 4)):
+        events = []
+        for step in range(count):
+            at = 1000 + 100 * step
+            events += [event("user_annotation", f"ProfilerStep#{step}", at, 90), launch(step + 1, at + 10)]
+            events.append(kernel(step + 1, at + 20, 60))
+        paths.append(written(tmp_path / f"rank{rank}.json", events, distributedInfo={"rank": rank, "world_size": 2}))
+    program = program_graph(thence.open(paths).whole)
+    assert len(program.typical) == 0
+    assert list(program.until) == [1]

@@ -177,7 +177,8 @@ def _steps(trace: Attributed, alignment: Alignment | None, origin: int) -> pl.Da
         "rank",
         start=pl.Series(steps.start - origin),
         end=pl.Series(steps.end - origin),
-        typical=(pl.col("start") >= first) & (pl.col("start") <= last),
+        # A rank may have no step of the kind that counts.
+        typical=((pl.col("start") >= first) & (pl.col("start") <= last)).fill_null(value=False),
     )
 
 
