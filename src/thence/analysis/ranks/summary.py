@@ -576,7 +576,9 @@ def _in_window(rows: pl.DataFrame, frame: pl.DataFrame) -> Int64:
     end = begin + frame["duration"].to_numpy()
     windows = GroupedTimes.of(number[: frame.height], begin, devices.height)
     last = windows.last(number[frame.height :], start)
-    return np.where(start < end[last], last, NO_ROW)
+    known = np.flatnonzero(last != NO_ROW)
+    last[known[start[known] >= end[last[known]]]] = NO_ROW
+    return last
 
 
 def _devices(trace: Attributed, work: pl.DataFrame, coverage: Coverage, kind: str | None) -> pl.DataFrame:
