@@ -123,7 +123,8 @@ def test_eight_processes_on_one_store_get_a_right_answer_or_a_sentence(trace: Pa
     assert all(text.count("\n") == 1 for text in refused)
     assert set(codes) <= {0, 2}
     assert 0 in codes[1::2]
-    (rows,) = {json.dumps(json.loads(answers[i])["rows"]) for i in range(0, 8, 2) if codes[i] == 0}
-    assert [row["total_ns"] for row in json.loads(rows)] == [5125 + 5000]
+    # On a slow machine, writers may refuse all who read; those that get an answer get the same one.
+    for answer in (json.loads(answers[i]) for i in range(0, 8, 2) if codes[i] == 0):
+        assert [row["total_ns"] for row in answer["rows"]] == [5125 + 5000]
     assert [path.name for path in (store / "ranks").iterdir() if path.name.startswith(".")] == []
     assert thence.open(store).tables.gpu.height == 2
