@@ -52,7 +52,7 @@ class GroupedIntervals:
             groups: how many groups there are.
         """
         rows = np.flatnonzero(end > start)
-        rows = rows[np.lexsort((start[rows], group[rows]))]
+        rows = rows[in_order(group[rows], start[rows], groups)]
         number, begins, ends = group[rows], start[rows], end[rows]
         first = begins > reached_before(ends, number)
         stretch = np.cumsum(first) - 1
@@ -192,8 +192,8 @@ def in_order(group: Int64, time: Int64, groups: int) -> Int64:
         time: ns, shape (n,).
         groups: how many groups there are.
     """
-    low = int(time.min(initial=0))
-    span = int(time.max(initial=0)) - low + 1
+    low, high = (int(time.min()), int(time.max())) if len(time) else (0, 0)
+    span = high - low + 1
     if (groups + 1) * span < 1 << 62:
         return np.argsort(group * span + (time - low), kind="stable")
     return np.lexsort((time, group))
@@ -219,6 +219,13 @@ def numbered(frame: pl.DataFrame, *columns: str) -> tuple[Int64, pl.DataFrame]:
     rows = first[order[new]]
     values = {name: frame[name].to_numpy()[rows] if _is_plain(frame[name]) else frame[name][rows] for name in columns}
     return np.repeat(number, length), pl.DataFrame(values)
+
+
+def numbered_together(first: pl.DataFrame, second: pl.DataFrame, *columns: str) -> tuple[Int64, Int64, int]:
+    """As `numbered`, with the same numbers for two frames: of the rows of each, and how many numbers there are."""
+    both = pl.concat([frame.select(columns) for frame in (first, second)], how="vertical_relaxed")
+    number, groups = numbered(both, *columns)
+    return number[: first.height], number[first.height :], groups.height
 
 
 def _is_plain(values: pl.Series) -> bool:

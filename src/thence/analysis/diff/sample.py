@@ -19,12 +19,12 @@ from thence.analysis.diff.memory import MEMORY, memory_of
 from thence.analysis.diff.streams import streams_of
 from thence.analysis.diff.work import WORK, work_of
 from thence.analysis.grouping.time_by_place import time_by_place
+from thence.analysis.selection.windows import windows_at
 from thence.analysis.steps.answer import step_table
 from thence.analysis.steps.windows import OUTLIER, RULES, selected_steps
 from thence.errors import MissingData
 from thence.model.collectives import whole_number
-from thence.model.grouped_intervals import numbered
-from thence.model.intervals import NO_ROW, last_begun, union_lengths
+from thence.model.intervals import NO_ROW, union_lengths
 from thence.model.names import TO_DEVICE, matching
 from thence.model.places import COMPARED
 from thence.model.thresholds import MAX_HOST_RANGES
@@ -225,25 +225,8 @@ def run_steps(trace: Attributed, *, causes: bool = True) -> RunSteps:
 
 def _in_windows(trace: Attributed, windows: pl.DataFrame) -> Int64:
     """For each activity, the step in whose window on the activity's device it begins; `NO_ROW` for none."""
-    of_activity = np.full(trace.gpu.height, NO_ROW, np.int64)
-    number, devices = numbered(
-        pl.concat([table.select("rank", "device") for table in (windows, trace.gpu)]), "rank", "device"
-    )
-    of_window, device = number[: windows.height], number[windows.height :]
-    ours = np.argsort(device, kind="stable")
-    edges = np.searchsorted(device[ours], np.arange(devices.height + 1))
-    theirs = np.argsort(of_window, kind="stable")
-    window_edges = np.searchsorted(of_window[theirs], np.arange(devices.height + 1))
-    start, row = trace.gpu["start"].to_numpy(), windows["row"].to_numpy().astype(np.int64)
-    begin = windows["start"].to_numpy()
-    end = begin + windows["duration"].to_numpy()
-    for place in np.unique(of_window):
-        rows = ours[edges[place] : edges[place + 1]]
-        ones = theirs[window_edges[place] : window_edges[place + 1]]
-        window = last_begun(begin[ones], start[rows])
-        inside = (window != NO_ROW) & (start[rows] < end[ones][window])
-        of_activity[rows] = np.where(inside, row[ones][window], NO_ROW)
-    return of_activity
+    row = windows["row"].to_numpy().astype(np.int64)
+    return np.append(row, NO_ROW)[windows_at(trace.gpu, windows)]
 
 
 def _one_step(trace: Attributed) -> RunSteps:

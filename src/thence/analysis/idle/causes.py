@@ -41,7 +41,7 @@ from thence.analysis.idle.host_causes import CAUSES, NUMBER, REASONS, host_cause
 from thence.analysis.idle.host_threads import HostThreads, Pieces, records_host_activity, thread_numbers
 from thence.analysis.selection.windows import covers_only_part, cut_to_windows, windows_of_selection
 from thence.model.columns import row_numbers, values_or
-from thence.model.grouped_intervals import GroupedTimes, in_order, numbered
+from thence.model.grouped_intervals import GroupedTimes, in_order, numbered, numbered_together
 from thence.model.intervals import NEVER, NO_ROW, Intervals
 from thence.model.thresholds import EARLY_RETURN_NS, FIRST_USE_CALL_NS, FIRST_USE_OPERATOR_NS
 
@@ -61,7 +61,7 @@ IDLE = {
     "reason": pl.Enum(tuple(REASONS)), "host": pl.Int32(), "gpu": pl.Int32(), "wait": pl.Int32(),
 }  # fmt: skip
 """Columns of `idle_causes`."""
-_MAX_DEVICES = 1_000  # of one rank; real ranks have at most 16, and each device takes 10 ms
+_MAX_DEVICES = 1_000  # of one rank; real ranks have at most 16
 _MAX_PIECES = 1_000_000  # in addition to
 _MAX_PIECES_PER_ROW = 16  # times the rows of the trace: a host row may be in a gap of every device
 _PART = 200_000  # gaps, and host rows of their ranks, from which on the gaps of further devices are looked at later
@@ -313,12 +313,11 @@ def _emptying_waits(facts: _Facts, gaps: AllGaps) -> Int64:
     begins[gaps.gpu[ending]] = gaps.start[ending]
     launched = facts.launched.launched[gaps.gpu]
     known = np.flatnonzero((gaps.gpu != NO_ROW) & (launched >= 0))
-    number, ranks = numbered(pl.concat([gaps.devices.select("rank"), waits.select("rank")]), "rank")
-    of_device, of_wait = number[: gaps.devices.height], number[gaps.devices.height :]
+    of_device, of_wait, ranks = numbered_together(gaps.devices, waits, "rank")
     host = waits["host"].to_numpy().astype(np.int64)
-    order = in_order(of_wait, facts.start[host], ranks.height)
+    order = in_order(of_wait, facts.start[host], ranks)
     host = host[order]
-    waiting = GroupedTimes.of(of_wait[order], facts.start[host], ranks.height)
+    waiting = GroupedTimes.of(of_wait[order], facts.start[host], ranks)
     row = np.append(host, NO_ROW)[waiting.last(of_device[gaps.number[known]], launched[known])]
     emptied = (row != NO_ROW) & (facts.end[row] >= begins[gaps.gpu[known]] - EARLY_RETURN_NS)
     result[known] = np.where(emptied, row, NO_ROW)

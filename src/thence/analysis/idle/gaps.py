@@ -36,7 +36,7 @@ from thence.analysis.selection.windows import covers_only_part, cut_to_windows, 
 from thence.attribution.waiting import event_edges
 from thence.model.attributed import once_per_trace
 from thence.model.columns import row_numbers
-from thence.model.grouped_intervals import numbered
+from thence.model.grouped_intervals import in_order, numbered
 from thence.model.intervals import NEVER, NO_ROW, Intervals, gaps, last_begun, longest_begun, reached_before
 from thence.model.names import matching
 from thence.model.tables import API_CALLS
@@ -92,7 +92,7 @@ class AllGaps(Gaps):
         """The gaps between the first start and the last end of every device, as `Summary.idle_ns` counts them."""
         number, devices = numbered(tables.gpu, "rank", "device")
         start = tables.gpu["start"].to_numpy()
-        row = np.lexsort((start, number))
+        row = in_order(number, start, devices.height)
         number, start = number[row].astype(np.int64), start[row]
         end = start + tables.gpu["duration"].to_numpy()[row]
         reached = reached_before(end, number)

@@ -30,9 +30,11 @@ from thence.analysis.idle.host_causes import CAUSES
 from thence.analysis.idle.places import names_of_contexts
 from thence.analysis.rank_tables import concatenated, rank_table
 from thence.analysis.selection.select import select
+from thence.analysis.selection.windows import windows_at
 from thence.analysis.steps.windows import STEP, selected_steps
 from thence.errors import MissingData
-from thence.model.grouped_intervals import GroupedTimes, GroupedUnion, in_order, numbered
+from thence.model.columns import nullable
+from thence.model.grouped_intervals import GroupedTimes, GroupedUnion, in_order, numbered, numbered_together
 from thence.model.intervals import NEVER, NO_ROW, Intervals, reached_before
 from thence.model.places import COMPARED
 from thence.model.places import PLACES as PLACES_OF_LAUNCHES
@@ -241,17 +243,16 @@ def host_work(trace: Attributed, steps: pl.DataFrame) -> pl.Series:
     """
     waited = _waited(trace)
     timed = steps.select("rank", "host_start", "host_ns").with_row_index("at").drop_nulls()
-    every, ranks = numbered(pl.concat([timed.select("rank"), waited.select("rank")]), "rank")
-    rank, rank_waited = every[: timed.height], every[timed.height :]
+    rank, rank_waited, ranks = numbered_together(timed, waited, "rank")
     begin, length = timed["host_start"].to_numpy(), timed["host_ns"].to_numpy()
     start, end, waits = (waited[name].to_numpy() for name in ("start", "end", "waits"))
-    waiting = GroupedUnion.of(rank_waited[waits], start[waits], end[waits], ranks.height)
-    launching = np.zeros(ranks.height, np.bool_)
+    waiting = GroupedUnion.of(rank_waited[waits], start[waits], end[waits], ranks)
+    launching = np.zeros(ranks, np.bool_)
     launching[rank_waited] = True
     row = timed["at"].to_numpy()
     work, known = np.zeros(steps.height, np.int64), np.zeros(steps.height, np.bool_)
     work[row], known[row] = length - waiting.covered(rank, begin, begin + length), launching[rank]
-    return pl.Series("host_ns", work).set(pl.Series(~known), None)
+    return nullable(work, ~known).alias("host_ns")
 
 
 def _waited(trace: Attributed) -> pl.DataFrame:
@@ -558,7 +559,7 @@ def _steps(trace: Attributed, coverage: Coverage) -> tuple[pl.DataFrame, str | N
 
 def _step_of(trace: Attributed, work: pl.DataFrame, frame: pl.DataFrame, kind: str | None) -> Int64:
     """The step of each activity: the one that launched it, else the one in whose window it began."""
-    inside = _in_window(work, frame)
+    inside = windows_at(work, frame)
     if kind is not None:
         step = frame.select(*_DEVICE, step_row="row_of_step", at=pl.int_range(pl.len()))
         launched = trace.places.select(pl.col("step_row").cast(pl.Int64))
@@ -567,18 +568,6 @@ def _step_of(trace: Attributed, work: pl.DataFrame, frame: pl.DataFrame, kind: s
         )
         inside = launched_in["at"].fill_null(pl.Series(inside)).to_numpy()
     return np.append(frame["row"].to_numpy(), NO_ROW)[inside]
-
-
-def _in_window(rows: pl.DataFrame, frame: pl.DataFrame) -> Int64:
-    """The row of the step in whose window each row (rank, device, start) begins, `NO_ROW` for none."""
-    number, devices = numbered(pl.concat([frame.select(_DEVICE), rows.select(_DEVICE)]), *_DEVICE)
-    begin, start = frame["start"].to_numpy(), rows["start"].to_numpy()
-    end = begin + frame["duration"].to_numpy()
-    windows = GroupedTimes.of(number[: frame.height], begin, devices.height)
-    last = windows.last(number[frame.height :], start)
-    known = np.flatnonzero(last != NO_ROW)
-    last[known[start[known] >= end[last[known]]]] = NO_ROW
-    return last
 
 
 def _devices(trace: Attributed, work: pl.DataFrame, coverage: Coverage, kind: str | None) -> pl.DataFrame:
@@ -681,7 +670,7 @@ def _by_kind(sums: pl.DataFrame, keys: list[str], kinds: tuple[str, ...]) -> pl.
 
 def _idle(trace: Attributed, frame: pl.DataFrame) -> pl.DataFrame:
     pieces = idle_causes(trace)
-    window = _in_window(pieces, frame)
+    window = windows_at(pieces, frame)
     context, names = names_of_contexts(trace, pieces, _IDLE_BY)
     phase = trace.around.places["phase"].gather(pieces["gpu"].cast(pl.UInt32))
     inside = np.flatnonzero(window != NO_ROW)

@@ -554,10 +554,11 @@ def finished_rows(rows: pl.DataFrame, by: str, total: int, more: Sequence[str]) 
     # Names of kernels and paths of files need shortening; other names are those that the user wrote.
     shortened = {"kernel": short_names, "source": short_places}.get(by)
     names = ordered["name"].cast(pl.String)
-    first = names.head(MAX_SHORTENED).to_list()  # the others stay as they are: Python's texts would take 100 MB more
-    short = shortened(first) if shortened else {}
-    shown = pl.concat([pl.Series([short.get(name, name) for name in first], dtype=pl.String), names[len(first) :]])
-    return ordered.select(*_ROW_COLUMNS, *_WORK_COLUMNS, *more, short_name=shown)
+    if shortened:
+        first = names.head(MAX_SHORTENED).to_list()  # a million texts of Python would take 100 MB
+        short = shortened(first)
+        names = pl.concat([pl.Series([short[name] for name in first], dtype=pl.String), names[len(first) :]])
+    return ordered.select(*_ROW_COLUMNS, *_WORK_COLUMNS, *more, short_name=names)
 
 
 def _of_instructions(trace: Attributed, parts: pl.DataFrame) -> pl.DataFrame:

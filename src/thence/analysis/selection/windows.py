@@ -25,8 +25,8 @@ import polars as pl
 from thence.analysis.steps.windows import selected_windows, steps
 from thence.model.attributed import once_per_trace
 from thence.model.columns import at_once
-from thence.model.grouped_intervals import GroupedIntervals, GroupedTimes, numbered
-from thence.model.intervals import covered_lengths, unions
+from thence.model.grouped_intervals import GroupedIntervals, GroupedTimes, in_order, numbered, numbered_together
+from thence.model.intervals import NEVER, NO_ROW, covered_lengths, unions
 
 if TYPE_CHECKING:
     from thence.model.arrays import Int64
@@ -138,6 +138,22 @@ def busy_in_windows(windows: pl.DataFrame, work: pl.DataFrame) -> Int64:
     return covered_lengths(timeline.start[:count], timeline.end[:count], timeline.start[count:], timeline.end[count:])
 
 
+def windows_at(rows: pl.DataFrame, windows: pl.DataFrame) -> Int64:
+    """The window of its device in which each row begins, as its row in ``windows``; `NO_ROW` for none.
+
+    Args:
+        rows: rank, device and start (ns), in any order.
+        windows: rank, device, start and duration (ns), in any order; of several, the last that has begun counts.
+    """
+    of_window, device, devices = numbered_together(windows, rows, "rank", "device")
+    begin, end = _ends(windows)
+    order = in_order(of_window, begin, devices)
+    start = rows["start"].to_numpy()
+    last = GroupedTimes.of(of_window[order], begin[order], devices).last(device, start)
+    window = np.append(order, NO_ROW)[last]
+    return np.where(start < np.append(end, NEVER)[window], window, NO_ROW)
+
+
 def cut_to_windows(intervals: pl.DataFrame, windows: pl.DataFrame) -> tuple[Int64, Int64, Int64, Int64]:
     """The parts of intervals that are in windows.
 
@@ -148,13 +164,11 @@ def cut_to_windows(intervals: pl.DataFrame, windows: pl.DataFrame) -> tuple[Int6
     Returns:
         For each part the row of its interval, the row of its window, and its start and end (ns).
     """
-    places = [frame.select("rank", "device") for frame in (windows, intervals)]
-    number, devices = numbered(pl.concat(places, how="vertical_relaxed"), "rank", "device")
-    of_window, device = number[: windows.height], number[windows.height :]
+    of_window, device, devices = numbered_together(windows, intervals, "rank", "device")
     (begin, end), (start, finish) = _ends(windows), _ends(intervals)
     # The first window that ends after an interval begins, and the first that begins at its end.
-    first = GroupedTimes.of(of_window, end, devices.height).search(device, start, "right")
-    last = GroupedTimes.of(of_window, begin, devices.height).search(device, finish, "left")
+    first = GroupedTimes.of(of_window, end, devices).search(device, start, "right")
+    last = GroupedTimes.of(of_window, begin, devices).search(device, finish, "left")
     count = np.maximum(last - first, 0)
     interval = np.repeat(np.arange(len(count)), count)
     window = np.arange(len(interval)) - np.repeat(np.cumsum(count) - count - first, count)

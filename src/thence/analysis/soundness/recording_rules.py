@@ -23,7 +23,7 @@ from thence.analysis.soundness.findings import (
 )
 from thence.analysis.soundness.launch_rules import only_captured
 from thence.model.formats import THENCE_RECORDING
-from thence.model.grouped_intervals import GroupedTimes, numbered, rows_by_number
+from thence.model.grouped_intervals import GroupedTimes, numbered_together, rows_by_number
 from thence.model.intervals import NO_ROW, gaps, shared_length, union
 from thence.units import format_count, format_ns
 
@@ -263,9 +263,9 @@ def _times_of_work(evidence: Evidence) -> pl.DataFrame:
 
 def _counted(times: pl.DataFrame, steps: pl.DataFrame) -> Int64:
     """The number of times (rank, start) in each step of their rank."""
-    number, ranks = numbered(pl.concat([steps.select("rank"), times.select("rank")]), "rank")
-    rank, begin = number[: steps.height], steps["start"].to_numpy()
-    found = GroupedTimes.of(number[steps.height :], times["start"].to_numpy(), ranks.height)
+    rank, rank_of_time, ranks = numbered_together(steps, times, "rank")
+    found = GroupedTimes.of(rank_of_time, times["start"].to_numpy(), ranks)
+    begin = steps["start"].to_numpy()
     end = begin + steps["duration"].to_numpy()
     return found.search(rank, end, "left") - found.search(rank, begin, "left")
 
